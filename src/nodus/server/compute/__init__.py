@@ -1,0 +1,1 @@
+"""Compute backends: where the members of an Attempt run."""

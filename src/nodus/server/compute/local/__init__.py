@@ -1,0 +1,1 @@
+"""The local backend: supervised processes in bubblewrap on this machine."""

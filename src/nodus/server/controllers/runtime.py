@@ -1,0 +1,379 @@
+"""The loop that every controller runs in: queue, leases, backoff, fencing and resync, written once.
+
+A pass over one object is::
+
+    fetch -> load (reads) -> decide (pure) -> apply (one transaction) -> act (outside) -> next pass
+
+``load``, ``decide`` and ``act`` belong to the controller; everything else is here. The rules a controller can rely on:
+
+* At most one pass per object runs at a time, in all servers together: a pass holds the object's lease.
+* ``apply`` writes only while the lease's token is current and the object is as it was read. A stale pass is dropped
+  and logged once; a conflict starts a new pass at once.
+* ``act`` runs after its decision was committed, never inside a transaction. When the process dies between ``act`` and
+  the next pass, the same decision is made again, with the same key: the effect must be idempotent by key.
+* Whatever happens, an object that isn't finished is looked at again within ``resync_s``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from nodus.core.clock import Clock, SystemClock
+from nodus.core.errors import AlreadyExists, Conflict, NotFound, StaleLease
+from nodus.core.kinds import Kind
+from nodus.server.controllers.leasekeeper import LeaseKeeper
+from nodus.server.controllers.outcome import NOTHING, Action, ActionResult, EventNote, NewObject, Outcome, Update
+from nodus.server.controllers.workqueue import WorkQueue
+from nodus.server.store import events, leases, objects
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.store import Store
+    from nodus.server.store.objects import Object
+
+__all__ = [
+    "NOTHING",
+    "TERMINAL_PHASES",
+    "Action",
+    "ActionResult",
+    "BaseController",
+    "Controller",
+    "EventNote",
+    "Key",
+    "Manager",
+    "NewObject",
+    "Outcome",
+    "Update",
+]
+
+log = logging.getLogger(__name__)
+
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
+STATUS_INTERVAL_S = 1.0
+"""A status whose phase stays is written at most this often."""
+
+C = TypeVar("C")
+
+
+class Controller(Protocol[C]):
+    """What a kind's controller provides; see :class:`BaseController` for the defaults."""
+
+    kind: Kind
+    watches: tuple[Kind, ...]
+    """Kinds whose objects, when they change, wake their owners of ``kind``."""
+
+    def eligible(self, obj: Object) -> bool:
+        """Tell whether the object needs passes at all; what is finished does not."""
+        ...
+
+    def load(self, conn: Connection, obj: Object) -> C:
+        """Read all that the decision needs, on a snapshot."""
+        ...
+
+    def absorb(self, ctx: C, result: ActionResult) -> C:
+        """Return the context with the result of the last action in it."""
+        ...
+
+    def decide(self, ctx: C, now: datetime) -> Outcome:
+        """Decide what to do; pure."""
+        ...
+
+    async def act(self, ctx: C, action: Action) -> ActionResult:
+        """Carry out one action, idempotent by its key. Long work belongs in a task that is asked for by key."""
+        ...
+
+    async def gone(self, uid: str) -> None:
+        """Clean up outside of the database after an object that was deleted."""
+        ...
+
+
+class BaseController:
+    """Defaults for controllers: unfinished objects are eligible, results go to ``ctx.result``, no action."""
+
+    watches: tuple[Kind, ...] = ()
+
+    def eligible(self, obj: Object) -> bool:
+        """Tell whether the object is not in a terminal phase, or is being deleted."""
+        return obj.deleted_at is not None or obj.status.get("phase") not in TERMINAL_PHASES
+
+    def absorb(self, ctx: Any, result: ActionResult) -> Any:
+        """Return a copy of the dataclass ``ctx`` with ``result`` set."""
+        return dataclasses.replace(ctx, result=result)
+
+    async def act(self, ctx: Any, action: Action) -> ActionResult:
+        """Refuse: a controller that returns actions overrides this."""
+        raise NotImplementedError(f"{type(self).__name__} returned the action {action.name!r} and has no act()")
+
+    async def gone(self, uid: str) -> None:
+        """Do nothing."""
+
+
+class Key(NamedTuple):
+    """An object in the queue."""
+
+    kind: str
+    uid: str
+
+
+class Manager:
+    """Runs controllers over the store until stopped.
+
+    Args:
+        store: Where the objects are.
+        controllers: At most one per kind.
+        owner: Names this server in leases; the same after a restart on the same data directory, so that a server that
+            was killed takes its objects over at once.
+        clock: Where time comes from.
+        workers: Passes at the same time.
+        resync_s: How often every unfinished object is looked at whatever happened.
+        lease_ttl_s: How long an object stays with a server that died.
+
+    Example:
+        >>> manager = Manager(store, [JobController(...), AttemptController(...)], owner=node_id)
+        >>> await manager.run()  # until cancelled
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        controllers: Sequence[Controller[Any]],
+        *,
+        owner: str,
+        clock: Clock | None = None,
+        workers: int = 8,
+        resync_s: float = 10.0,
+        lease_ttl_s: float = 30.0,
+    ) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+        self._controllers = {controller.kind.name: controller for controller in controllers}
+        self._watchers: dict[str, list[Controller[Any]]] = {}
+        for controller in controllers:
+            for kind in controller.watches:
+                self._watchers.setdefault(kind.name, []).append(controller)
+        self._workers = workers
+        self._resync_s = resync_s
+        self._leases = LeaseKeeper(store, owner, self._clock, lease_ttl_s)
+        self.queue: WorkQueue[Key] = WorkQueue(self._clock)
+        self._results: dict[Key, ActionResult] = {}
+        self._owners: dict[str, tuple[str, ...]] = {}
+        self._status_written: dict[str, float] = {}
+        self._stale: set[Key] = set()
+
+    def wake(self, kind: str, uid: str) -> None:
+        """Ask for a pass over an object, because something outside of the store changed."""
+        if kind in self._controllers:
+            self.queue.add(Key(kind, uid))
+
+    async def run(self) -> None:
+        """Work until cancelled; then give the leases back."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow(), name="controllers-feed")
+                group.create_task(self._resync_forever(), name="controllers-resync")
+                group.create_task(self._leases.renew_forever(), name="controllers-leases")
+                for number in range(self._workers):
+                    group.create_task(self._work(), name=f"controllers-worker-{number}")
+        finally:
+            await asyncio.shield(self._leases.release_all())
+
+    async def drain(self, *, limit: int = 1000) -> int:
+        """Run passes until nothing is ready; for tests. Return how many ran.
+
+        Raises:
+            RuntimeError: When ``limit`` passes did not settle, which is a controller that never rests.
+        """
+        for count in range(limit):
+            key = self.queue.next_ready()
+            if key is None:
+                return count
+            await self._attempt(key)
+        raise RuntimeError(f"the controllers did not settle within {limit} passes")
+
+    async def resync(self) -> None:
+        """Queue every object that needs passes."""
+        for controller in self._controllers.values():
+            for uid in await self._store.read(_eligible_uids, controller):
+                self.queue.add(Key(controller.kind.name, uid))
+
+    async def _resync_forever(self) -> None:
+        while True:
+            try:
+                await self.resync()
+            except Exception:  # noqa: BLE001 - a failing read must not end the loop; the next round tries again
+                log.exception("resync failed")
+            await asyncio.sleep(self._resync_s)
+
+    async def _follow(self) -> None:
+        kinds = sorted({*self._controllers, *self._watchers})
+        async for change in self._store.feed.subscribe(kinds):
+            await self.observe(change.kind, change.uid)
+
+    async def observe(self, kind: str, uid: str) -> None:
+        """Queue what a change of an object concerns: itself, and its owners whose controllers watch its kind."""
+        self.wake(kind, uid)
+        watchers = self._watchers.get(kind)
+        if not watchers:
+            return
+        obj = await self._store.read(_find, uid)
+        if obj is not None:
+            self._owners[uid] = tuple(str(ref["uid"]) for ref in obj.owner_references)
+        # A deleted object's owners are known from the last time it was seen.
+        owners = self._owners.get(uid, ()) if obj is not None else self._owners.pop(uid, ())
+        for controller in watchers:
+            for owner in owners:
+                self.wake(controller.kind.name, owner)
+
+    async def _work(self) -> None:
+        while True:
+            await self._attempt(await self.queue.get())
+
+    async def _attempt(self, key: Key) -> None:
+        """Run one pass and schedule the next."""
+        try:
+            again_s = await self.reconcile(key)
+            self.queue.forget(key)
+            if again_s is not None:
+                self.queue.add_after(key, again_s)
+        except Exception:  # noqa: BLE001 - the loop top: any fault of a controller is logged and retried with backoff
+            delay_s = self.queue.failed(key)
+            log.exception("%s %s: pass failed, next try in %.1f s", key.kind, key.uid, delay_s)
+        finally:
+            self.queue.done(key)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Run one pass; return after how many seconds the object wants another, if it does."""
+        controller = self._controllers[key.kind]
+        if not self._leases.has(key) and not await self._store.read(_wants_pass, controller, key.uid):
+            return None  # Finished objects change too (labels, deletion); they cost no lease.
+        token = await self._leases.hold(key)
+        if token is None:
+            return None  # Another server has it; its end shows in the feed, its death at the next resync.
+        loaded = await self._store.read(_load, controller, key.uid)
+        if loaded is None or loaded[1] is None:
+            await self._end(controller, key, gone=loaded is None)
+            return None
+        obj, ctx = loaded
+        if (result := self._results.get(key)) is not None:
+            ctx = controller.absorb(ctx, result)
+        outcome = controller.decide(ctx, self._clock.now())
+        status, again_s = self._throttle(obj, outcome)
+        try:
+            if outcome.writes or status is not None:
+                await self._store.write(_apply, obj, outcome, status, key, token)
+        except StaleLease:
+            self._drop(key)
+            return None
+        except (Conflict, NotFound) as error:
+            if isinstance(error, AlreadyExists):
+                raise
+            return 0.0  # The object or a child changed since it was read: decide again on what is there now.
+        self._results.pop(key, None)
+        if status is not None:
+            self._status_written[key.uid] = self._clock.monotonic()
+        if outcome.action is not None:
+            self._results[key] = await controller.act(ctx, outcome.action)
+            return 0.0
+        return again_s
+
+    def _throttle(self, obj: Object, outcome: Outcome) -> tuple[dict[str, Any] | None, float | None]:
+        """Return the status to write now, if any, and the delay until the next pass, if any."""
+        status, again_s = outcome.status, outcome.requeue_after_s
+        if status is None or status == obj.status:
+            return None, again_s
+        same_phase = status.get("phase") == obj.status.get("phase")
+        if same_phase and not outcome.writes and outcome.action is None:
+            wait_s = self._status_written.get(obj.uid, -STATUS_INTERVAL_S) + STATUS_INTERVAL_S - self._clock.monotonic()
+            if wait_s > 0:
+                return None, wait_s if again_s is None else min(wait_s, again_s)
+        return status, again_s
+
+    def _drop(self, key: Key) -> None:
+        self._leases.lost(key)
+        if key not in self._stale:
+            self._stale.add(key)
+            log.warning("%s %s: another server took it over; this pass's writes are dropped", key.kind, key.uid)
+
+    async def _end(self, controller: Controller[Any], key: Key, *, gone: bool) -> None:
+        self._results.pop(key, None)
+        self._status_written.pop(key.uid, None)
+        if gone:
+            await controller.gone(key.uid)
+        await self._leases.release(key)
+
+
+def _find(conn: Connection, uid: str) -> Object | None:
+    try:
+        return objects.get_by_uid(conn, uid)
+    except NotFound:
+        return None
+
+
+def _wants_pass(conn: Connection, controller: Controller[Any], uid: str) -> bool:
+    obj = _find(conn, uid)
+    return obj is None or controller.eligible(obj)
+
+
+def _load(conn: Connection, controller: Controller[Any], uid: str) -> tuple[Object, Any] | None:
+    obj = _find(conn, uid)
+    if obj is None:
+        return None
+    return obj, controller.load(conn, obj) if controller.eligible(obj) else None
+
+
+def _eligible_uids(conn: Connection, controller: Controller[Any]) -> list[str]:
+    page = objects.list_(conn, controller.kind, None)
+    return [obj.uid for obj in page.items if controller.eligible(obj)]
+
+
+def _apply(conn: Connection, obj: Object, outcome: Outcome, status: dict[str, Any] | None, key: Key, token: int) -> None:
+    """Carry out an outcome in the caller's transaction: all of it or nothing."""
+    leases.check(conn, f"{key.kind}/{key.uid}", token)
+    for child in outcome.create:
+        _create(conn, obj, child)
+    for update in outcome.update:
+        _update(conn, update)
+    for gone in outcome.delete:
+        objects.delete(conn, gone, "Background")
+    for event in outcome.events:
+        events.record(conn, obj, event.type, event.reason, event.message)
+    if status is not None:
+        objects.update_status(conn, obj.uid, status, expect_rv=obj.resource_version)
+
+
+def _create(conn: Connection, owner: Object, child: NewObject) -> None:
+    there = objects.find(conn, child.kind, owner.project, child.name)
+    if there is not None and owner.uid in _owner_uids(there.owner_references):
+        return
+    objects.create(
+        conn,
+        child.kind,
+        owner.project,
+        child.name,
+        child.spec,
+        labels=child.labels,
+        annotations=child.annotations,
+        owner=owner if child.owned else None,
+        status=child.status,
+    )
+
+
+def _owner_uids(references: Iterable[dict[str, Any]]) -> set[str]:
+    return {str(reference["uid"]) for reference in references}
+
+
+def _update(conn: Connection, update: Update) -> None:
+    changes = {
+        name: value
+        for name in ("spec", "labels", "annotations", "finalizers")
+        if (value := getattr(update, name)) is not None
+    }
+    obj = objects.update(conn, update.obj, **changes) if changes else update.obj
+    if update.status is not None:
+        objects.update_status(conn, obj.uid, update.status, expect_rv=obj.resource_version)
