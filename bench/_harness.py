@@ -43,7 +43,7 @@ class Figure:
     unit: str
     """Unit of the measures, such as "s" or "completions/s"."""
     goal: float
-    """Least ratio against the peer; without a peer the bound of our own measure (most if lower is better, else least)."""
+    """Least ratio against the peer; without a peer the bound of our own measure, from above if lower is better."""
     better: Literal["lower", "higher"] = "lower"
     """Which direction of the measure is good."""
     goal_of: Literal["ratio", "ours"] | None = None
