@@ -1,0 +1,26 @@
+"""Content digests: canonical JSON and sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces, the same for equal values.
+
+    Raises:
+        ValueError: For NaN and infinities, which JSON lacks.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_hex(data: bytes) -> str:
+    """Return the sha256 of ``data`` as 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """Return ``sha256:<hex>`` of a JSON value's canonical form."""
+    return "sha256:" + sha256_hex(canonical_json(value).encode())

@@ -1,0 +1,81 @@
+"""Strict decoding of a spec into its kind's model, with every mistake and its path in one answer."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from nodus.core.errors import Cause
+from nodus.core.kinds.base import Model
+
+
+def decode(model: type[Model], value: Any, prefix: str = "spec") -> tuple[Model | None, list[Cause]]:
+    """Check ``value`` against ``model``.
+
+    Args:
+        model: A spec or status model.
+        value: Decoded JSON.
+        prefix: Path of ``value`` in its object, for the causes.
+
+    Returns:
+        The model and no causes, or None and one cause for every mistake, in the order of the fields.
+    """
+    try:
+        return model.model_validate(value), []
+    except ValidationError as error:
+        return None, [_cause(model, detail, prefix) for detail in error.errors(include_url=False)]
+
+
+def _cause(model: type[Model], detail: ErrorDetails, prefix: str) -> Cause:
+    parts = [
+        part for part in detail["loc"] if not (isinstance(part, str) and part.startswith(("function-", "is-instance")))
+    ]
+    path = prefix
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(parts[-1]), _siblings(model, parts[:-1]), n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return Cause(path, "FieldValueNotSupported", f"unknown field{hint}")
+    if kind == "missing":
+        return Cause(path, "FieldValueRequired", "required and missing")
+    message = detail["msg"].removeprefix("Value error, ")
+    shown = repr(detail.get("input"))
+    return Cause(path, "FieldValueInvalid", f"{message} (got {shown if len(shown) <= 80 else shown[:77] + '...'})")
+
+
+def _siblings(model: type[Model], parts: list[Any]) -> list[str]:
+    """Return the field names of the model that ``parts`` lead to, as far as they can be followed."""
+    current: Any = model
+    for part in parts:
+        if isinstance(part, int):
+            continue
+        field = (
+            next((f for f in current.model_fields.values() if f.alias == part), None) if _is_model(current) else None
+        )
+        current = _model_in(field.annotation) if field is not None else None
+    return [field.alias or name for name, field in current.model_fields.items()] if _is_model(current) else []
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Model)
+
+
+def _model_in(annotation: Any) -> Any:
+    if _is_model(annotation):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def encode(model: Model) -> Mapping[str, Any]:
+    """Return a model in wire form: camelCase, without unset fields."""
+    return model.model_dump(by_alias=True, exclude_unset=True)

@@ -1,0 +1,286 @@
+"""Job: a command run to completion in a sandbox, with retries as Attempts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nodus.core.kinds.base import AGE, NAME, PHASE, RUN_PHASES, USD, Column, Duration, Kind, Model, RunState, dollars
+from nodus.core.kinds.resources import (
+    Distributed,
+    EnvVar,
+    OutputFile,
+    OutputPath,
+    Placement,
+    Resources,
+    RunStatus,
+    SecretReference,
+    VolumeMount,
+)
+
+
+class GitSource(Model):
+    """Source from a git repository."""
+
+    repo: str
+    """Clone URL."""
+    ref: str | None = None
+    """Branch, tag or commit."""
+    path: str | None = None
+    """Directory inside the repository."""
+
+
+class Source(Model):
+    """Files unpacked into the working directory before the command starts."""
+
+    blob: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    """A tar.gz blob."""
+    git: GitSource | None = None
+    """A git repository."""
+
+
+class CheckpointPolicy(Model):
+    """What is saved of a run, and how often."""
+
+    paths: list[str] = Field(default_factory=list)
+    """Directories that hold the state."""
+    interval: Duration | None = None
+    """Time between saves."""
+    format: str | None = None
+    """Name of the checkpoint format."""
+
+
+class Recovery(Model):
+    """How a run goes on after its machine is lost."""
+
+    continuity: str | None = None
+    """None, Checkpoint or Snapshot."""
+    max_attempts: int | None = Field(default=None, ge=1, le=100)
+    """Attempts in all."""
+    checkpoint: CheckpointPolicy | None = None
+    """What to save."""
+
+
+class JobSpec(Model):
+    """What to run."""
+
+    image: str = "nodus/base"
+    """A managed image (``nodus/base``) or an OCI image by digest."""
+    command: list[str] = Field(default_factory=list)
+    """Program and arguments; run as written, without a shell."""
+    args: list[str] = Field(default_factory=list)
+    """Appended to the command."""
+    working_dir: str | None = Field(default=None, pattern=r"^/")
+    """Working directory; /workspace when unset."""
+    env: list[EnvVar] = Field(default_factory=list)
+    """Environment variables."""
+    secrets: list[SecretReference] = Field(default_factory=list)
+    """Secrets whose keys become environment variables."""
+    volumes: list[VolumeMount] = Field(default_factory=list)
+    """Volumes to mount."""
+    source: Source | None = None
+    """Files for the working directory."""
+    inputs: list[dict[str, Any]] = Field(default_factory=list)
+    """Read-only inputs: ``{name, path, blob}``."""
+    outputs: list[OutputPath] = Field(default_factory=list)
+    """Paths collected when the run ends."""
+    resources: Resources | None = None
+    """CPU, memory, disk and GPUs."""
+    distributed: Distributed | None = None
+    """A gang of nodes."""
+    placement: Placement | None = None
+    """Where it may run."""
+    recovery: Recovery | None = None
+    """What happens when the machine is lost."""
+    network: dict[str, Any] | None = None
+    """Egress policy; none by default."""
+    completions: int | None = Field(default=None, ge=1, le=10000)
+    """How many indexes must succeed."""
+    parallelism: int | None = Field(default=None, ge=1, le=1000)
+    """How many run at once."""
+    backoff_limit: int = Field(default=0, ge=0, le=100)
+    """Further attempts after a failed one."""
+    timeout: Duration | None = None
+    """Bound on the run's time, all attempts together."""
+    expected_duration: Duration | None = None
+    """For the estimate."""
+    complete_by_time: str | None = None
+    """RFC 3339 time to be done by."""
+    max_cost_usd: USD | None = Field(default=None, alias="maxCostUSD")
+    """Cap on the whole run."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
+    """Delete this long after the end."""
+    scaledown_window: Duration | None = None
+    """How long the machine stays warm."""
+    sidecars: list[dict[str, Any]] = Field(default_factory=list)
+    """Helper processes."""
+    init_command: list[str] | None = None
+    """Run before the command."""
+    state: RunState = "Running"
+    """What the user wants: Running, Suspended or Cancelled."""
+
+
+class AttemptCounts(Model):
+    """Attempts of a run."""
+
+    current: int = 0
+    """Number of the newest attempt, from 1."""
+    max: int = 1
+    """Attempts allowed."""
+    total: int = 0
+    """Attempts made."""
+
+
+class JobStatus(RunStatus):
+    """How the run is doing."""
+
+    attempts: AttemptCounts | None = None
+    """Attempts made and allowed."""
+    progress: dict[str, Any] | None = None
+    """Stage, units and metrics the command reported."""
+    outputs: list[OutputFile] = Field(default_factory=list)
+    """Collected files."""
+    image: dict[str, Any] | None = None
+    """Resolved image: reference, digest, user."""
+    placement: dict[str, Any] | None = None
+    """Offering it runs on."""
+    checkpoint: dict[str, Any] | None = None
+    """Newest checkpoint."""
+    exit_code: int | None = None
+    """Exit code of the newest finished attempt."""
+
+
+JOB = Kind(
+    name="Job",
+    plural="jobs",
+    singular="job",
+    version="v1",
+    scope="Project",
+    spec_model=JobSpec,
+    status_model=JobStatus,
+    summary="A command run to completion in a sandbox, with retries as Attempts.",
+    columns=(
+        NAME,
+        PHASE,
+        Column("Reason", "status.reason", description="Why it is in that phase"),
+        Column("Attempt", "status.attempts.current", description="Newest attempt"),
+        Column("Cost", dollars("status.cost.totalUSD"), description="Cost so far"),
+        AGE,
+        Column("Image", "spec.image", wide=True, description="Image it runs in"),
+        Column("Exit", "status.exitCode", wide=True, description="Exit code"),
+    ),
+    subresources=("log", "outputs"),
+    immutable=(
+        "image",
+        "command",
+        "args",
+        "workingDir",
+        "env",
+        "secrets",
+        "volumes",
+        "source",
+        "inputs",
+        "outputs",
+        "resources",
+        "distributed",
+        "placement",
+        "completions",
+        "initCommand",
+        "sidecars",
+    ),
+    raise_only=("maxCostUSD",),
+    phases=RUN_PHASES,
+    selectable_fields=("status.phase", "spec.image"),
+    example={
+        "apiVersion": "nodus.dev/v1",
+        "kind": "Job",
+        "metadata": {"name": "hello"},
+        "spec": {"command": ["echo", "hello"], "timeout": "5m", "resources": {"cpu": 1, "memory": "1Gi"}},
+    },
+)
+
+
+class AttemptSpec(Model):
+    """Which try of a run this is."""
+
+    job: str
+    """The Job's name."""
+    epoch: int = Field(ge=1)
+    """1 for the first try, and one more for each next."""
+    slot: int = Field(default=0, ge=0)
+    """Completion index."""
+    rank: int = Field(default=0, ge=0)
+    """Rank in the gang."""
+    node: str | None = None
+    """The host that owns it."""
+    state: Literal["Running", "Stopped"] = "Running"
+    """What the Job wants of it."""
+    stop_reason: str | None = None
+    """Why it is to stop: Cancelled, Suspended, DeadlineExceeded."""
+
+
+class AttemptStatus(Model):
+    """How the try went."""
+
+    phase: str | None = None
+    """Where it is."""
+    reason: str | None = None
+    """CamelCase reason."""
+    message: str | None = None
+    """For people."""
+    fix: str | None = None
+    """What to do about it."""
+    exit_code: int | None = None
+    """Exit code of the command."""
+    signal: int | None = None
+    """Signal that ended it."""
+    retryable: bool | None = None
+    """Whether another try could do better."""
+    placement: dict[str, Any] | None = None
+    """Offering, isolation and process."""
+    timings: dict[str, Any] | None = None
+    """Times of its life, RFC 3339."""
+    outputs: list[OutputFile] = Field(default_factory=list)
+    """Files collected from it."""
+    peak_memory_bytes: int | None = None
+    """Highest memory use."""
+
+
+ATTEMPT = Kind(
+    name="Attempt",
+    plural="attempts",
+    singular="attempt",
+    version="v1",
+    scope="Project",
+    spec_model=AttemptSpec,
+    status_model=AttemptStatus,
+    summary="One try of a Job's command on one machine.",
+    columns=(
+        NAME,
+        PHASE,
+        Column("Reason", "status.reason", description="Why it ended"),
+        Column("Exit", "status.exitCode", description="Exit code"),
+        AGE,
+        Column("Node", "spec.node", wide=True, description="Host that owns it"),
+    ),
+    verbs=("get", "list", "watch"),
+    subresources=("log",),
+    immutable=("job", "epoch", "slot", "rank"),
+    phases={
+        "Pending": ("Starting", "Running", "Failed", "Cancelled", "Lost"),
+        "Starting": ("Running", "Failed", "Cancelled", "Lost", "Succeeded"),
+        "Running": ("Succeeded", "Failed", "Cancelled", "Lost"),
+        "Succeeded": (),
+        "Failed": (),
+        "Cancelled": (),
+        "Lost": (),
+    },
+    selectable_fields=("status.phase", "spec.job", "spec.node"),
+    example={
+        "apiVersion": "nodus.dev/v1",
+        "kind": "Attempt",
+        "metadata": {"name": "hello-1"},
+        "spec": {"job": "hello", "epoch": 1},
+    },
+)

@@ -1,0 +1,108 @@
+"""JSON merge patch (RFC 7386) and JSON patch (RFC 6902), both pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodus.core.errors import BadRequest, Invalid
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return ``target`` with an RFC 7386 merge patch applied; the arguments stay as they are."""
+    if not isinstance(patch, Mapping):
+        return copy.deepcopy(patch)
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge_patch(result.get(key), value)
+    return result
+
+
+def json_patch(target: Any, operations: Any) -> Any:
+    """Return ``target`` with RFC 6902 operations applied in order.
+
+    Raises:
+        BadRequest: When the patch is not a list of operations.
+        Invalid: When an operation's path doesn't exist or a ``test`` fails.
+    """
+    if not isinstance(operations, Sequence) or isinstance(operations, str | bytes):
+        raise BadRequest(
+            "a JSON patch is a list of operations", fix='Send [{"op": "replace", "path": "/spec/x", "value": 1}].'
+        )
+    document = copy.deepcopy(target)
+    for number, operation in enumerate(operations):
+        if not isinstance(operation, Mapping) or not isinstance(operation.get("path"), str):
+            raise BadRequest(f"operation {number} of the JSON patch has no op and path")
+        document = _apply(document, operation, number)
+    return document
+
+
+def _apply(document: Any, operation: Mapping[str, Any], number: int) -> Any:
+    op, path = operation.get("op"), operation["path"]
+    try:
+        if op == "add":
+            return _add(document, _parse(path), copy.deepcopy(operation["value"]))
+        if op == "remove":
+            return _remove(document, _parse(path))[0]
+        if op == "replace":
+            reduced = _remove(document, _parse(path))[0] if path else None
+            return _add(reduced, _parse(path), copy.deepcopy(operation["value"]))
+        if op == "move":
+            reduced, moved = _remove(document, _parse(str(operation["from"])))
+            return _add(reduced, _parse(path), moved)
+        if op == "copy":
+            return _add(document, _parse(path), copy.deepcopy(_get(document, _parse(str(operation["from"])))))
+        if op == "test":
+            if _get(document, _parse(path)) != operation["value"]:
+                raise Invalid(f"operation {number} of the JSON patch: the value at {path!r} is another")
+            return document
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise Invalid(f"operation {number} of the JSON patch: nothing fits {op!r} at {path!r} ({error})") from error
+    raise BadRequest(f"operation {number} of the JSON patch: unknown op {op!r}")
+
+
+def _parse(pointer: str) -> list[str]:
+    if pointer == "":
+        return []
+    if not pointer.startswith("/"):
+        raise ValueError("a JSON pointer starts with '/'")
+    return [part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/")]
+
+
+def _index(container: list[Any], part: str, *, grow: bool) -> int:
+    if grow and part == "-":
+        return len(container)
+    position = int(part)
+    if position < 0 or position > len(container) - (0 if grow else 1):
+        raise IndexError(f"index {part} is outside the list")
+    return position
+
+
+def _get(document: Any, parts: list[str]) -> Any:
+    for part in parts:
+        document = document[_index(document, part, grow=False)] if isinstance(document, list) else document[part]
+    return document
+
+
+def _add(document: Any, parts: list[str], value: Any) -> Any:
+    if not parts:
+        return value
+    parent = _get(document, parts[:-1])
+    if isinstance(parent, list):
+        parent.insert(_index(parent, parts[-1], grow=True), value)
+    elif isinstance(parent, dict):
+        parent[parts[-1]] = value
+    else:
+        raise TypeError("the parent is neither an object nor a list")
+    return document
+
+
+def _remove(document: Any, parts: list[str]) -> tuple[Any, Any]:
+    parent = _get(document, parts[:-1])
+    if isinstance(parent, list):
+        return document, parent.pop(_index(parent, parts[-1], grow=False))
+    return document, parent.pop(parts[-1])

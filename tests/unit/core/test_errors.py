@@ -1,0 +1,57 @@
+"""The error tree: unique reasons, a round trip over the wire and through pickle."""
+
+import pickle
+
+import pytest
+
+from nodus.core import errors
+
+
+def test_reasons_are_unique_but_for_declared_aliases() -> None:
+    seen: dict[str, type[errors.NodusError]] = {}
+    for cls in errors.all_errors():
+        if "reason" not in cls.__dict__ or cls in (errors.NodusError, errors.StoreError):
+            continue
+        assert cls.reason not in seen, f"{cls} and {seen.get(cls.reason)} share a reason"
+        seen[cls.reason] = cls
+
+
+@pytest.mark.parametrize(
+    "cls", [c for c in errors.all_errors() if c is not errors.StoreError], ids=lambda c: c.__name__
+)
+def test_status_round_trip_rebuilds_the_class(cls: type[errors.NodusError]) -> None:
+    error = cls(
+        "it broke", fix="mend it", causes=[errors.Cause("spec.x", "FieldValueInvalid", "no")], details={"name": "x"}
+    )
+    rebuilt = errors.from_status(error.to_status("req_1"), cls.status)
+    wanted = errors.Conflict if cls is errors.StaleLease else cls
+    assert rebuilt.reason == cls.reason
+    assert isinstance(rebuilt, wanted) or cls is errors.NodusError
+    assert (rebuilt.message, rebuilt.fix, rebuilt.causes, rebuilt.request_id) == (
+        "it broke",
+        "mend it",
+        error.causes,
+        "req_1",
+    )
+
+
+def test_errors_pickle() -> None:
+    error = errors.Invalid("bad", causes=[errors.Cause("spec.x", "FieldValueInvalid", "no")], retry_after_s=2)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is errors.Invalid
+    assert (copy.message, copy.causes, copy.retry_after_s) == (error.message, error.causes, 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(404, errors.NotFound), (418, errors.NodusError), (502, errors.Unavailable)]
+)
+def test_a_body_without_reason_maps_by_status(status: int, expected: type[errors.NodusError]) -> None:
+    assert type(errors.from_status({}, status)) is expected
+
+
+def test_a_hostile_status_body_is_survived() -> None:
+    error = errors.from_status(
+        {"details": {"causes": ["x", {"field": 1}], "retryAfterSeconds": "soon"}, "reason": "Invalid"}, 422
+    )
+    assert error.causes == (errors.Cause("1", "", ""),)
+    assert error.retry_after_s is None
