@@ -118,7 +118,18 @@ EVENT = Kind(
     ),
     verbs=READ_VERBS,
     selectable_fields=("involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "type", "reason"),
-    example={"apiVersion": "nodus.dev/v1", "kind": "Event", "metadata": {"name": "hello.1"}, "spec": {}},
+    example={
+        "apiVersion": "nodus.dev/v1",
+        "kind": "Event",
+        "metadata": {"name": "my-grpo.1", "namespace": "default"},
+        "involvedObject": {"kind": "TrainingJob", "name": "my-grpo", "namespace": "default"},
+        "type": "Normal",
+        "reason": "StageStarted",
+        "message": "Training started",
+        "count": 1,
+        "firstTime": "2026-01-31T12:00:00Z",
+        "lastTime": "2026-01-31T12:00:00Z",
+    },
 )
 
 
