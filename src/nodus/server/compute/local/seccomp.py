@@ -1,9 +1,9 @@
 """System call filters for sandboxes: a small assembler for classic BPF, and the profiles built with it.
 
 Runs in whichever process launches sandboxes (supervisors, the grading pool); standard library only, importable alone.
-A program is handed to bubblewrap (``--seccomp FD``) or, for the per-completion filter, to the runner inside the sandbox,
-which installs it in every forked child. Profiles allow by default and refuse what a sandboxed program has no business
-with; they are the second wall behind namespaces, a foreign uid and an empty capability set.
+A program is handed to bubblewrap (``--seccomp FD``) or, for the per-completion filter, to the runner inside the
+sandbox, which installs it in every forked child. Profiles allow by default and refuse what a sandboxed program has no
+business with; they are the second wall behind namespaces, a foreign uid and an empty capability set.
 
 What the filters do not do: they cannot look behind pointers (so ``clone3`` is refused whole, and the C library falls
 back to ``clone``), and they are no defence against a bug in a system call that ordinary programs need.
