@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "nodus"
 
 
-@lru_cache(maxsize=None)
+@cache
 def project_files() -> tuple[Path, ...]:
     """Every file of the project, committed or about to be; what git ignores is not."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -26,7 +26,7 @@ def python_files(*folders: str) -> list[Path]:
     return [p for p in project_files() if p.suffix == ".py" and any(root in p.parents for root in roots)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def tree(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(), str(path))

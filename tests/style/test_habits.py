@@ -86,9 +86,9 @@ def test_public_functions_and_classes_of_the_package_have_docstrings() -> None:
     wrong = []
     for path in python_files("src"):
         for node in tree(path).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                if not node.name.startswith("_") and not ast.get_docstring(node):
-                    wrong.append(f"{shown(path)}:{node.lineno} {node.name}")
+            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if named and not node.name.startswith("_") and not ast.get_docstring(node):
+                wrong.append(f"{shown(path)}:{node.lineno} {node.name}")
     assert not wrong
 
 

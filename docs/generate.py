@@ -1,0 +1,246 @@
+"""Write the reference pages from the code that they describe: kinds, errors, command line, settings, runtimes.
+
+`python docs/generate.py --write` rewrites them; `--check` names those that are not current and exits with 1. A page
+below docs/reference whose first line says that it is generated is never edited by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import click
+import yaml
+
+from nodus.core.errors import NodusError, all_errors
+from nodus.core.kinds import KINDS, Kind, Model
+from nodus.core.kinds.describe import all_models, field_descriptions
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = "<!-- Generated from the code by docs/generate.py; edits here are lost. -->\n"
+
+
+def pages() -> dict[str, str]:
+    """Every generated page: path from the project's root to its text."""
+    found = {"docs/reference/kinds/README.md": kinds_index()}
+    found.update({f"docs/reference/kinds/{kind.singular}.md": kind_page(kind) for kind in KINDS.values()})
+    found["docs/reference/errors.md"] = errors_page()
+    found["docs/reference/cli.md"] = cli_page()
+    found["docs/reference/config.md"] = config_page()
+    found.update(runtime_pages())
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- kinds
+
+
+def kinds_index() -> str:
+    """The list of kinds."""
+    rows = [
+        (f"[{kind.name}]({kind.singular}.md)", _code(kind.plural, *kind.short_names), kind.scope, kind.summary)
+        for kind in KINDS.values()
+    ]
+    return "\n".join([NOTE, "# Kinds\n", *_table(("Kind", "Names", "Scope", "What it is"), rows), ""])
+
+
+def kind_page(kind: Kind) -> str:
+    """The page of one kind: names, columns, phases, example, and every field of spec and status."""
+    where = "namespaces/{project}/" if kind.namespaced else ""
+    lines = [
+        NOTE,
+        f"# {kind.name}\n",
+        f"{kind.summary}\n",
+        f"* Names: {_code(kind.plural, kind.singular, *kind.short_names)}",
+        f"* API: `{kind.api_version}`, at `/apis/{kind.api_version}/{where}{kind.plural}`",
+        f"* Verbs: {_code(*kind.verbs)}",
+    ]
+    if kind.subresources:
+        lines.append(f"* Below an object: {_code(*kind.subresources)}")
+    if kind.immutable:
+        whole = "the whole spec" if kind.immutable == ("*",) else _code(*(f"spec.{path}" for path in kind.immutable))
+        lines.append(f"* Cannot change after creation: {whole}")
+    if kind.raise_only:
+        lines.append(f"* May only rise: {_code(*(f'spec.{path}' for path in kind.raise_only))}")
+    lines += ["\n## Example\n", "```yaml", yaml.safe_dump(dict(kind.example), sort_keys=False).rstrip(), "```"]
+    lines += ["\n## Columns of `nodus get`\n"]
+    lines += _table(
+        ("Column", "Shown", "What it is"),
+        [(c.header.upper(), "with `-o wide`" if c.wide else "always", c.description) for c in kind.columns],
+    )
+    if kind.phases:
+        lines += ["\n## Phases\n", *_table(("Phase", "May be followed by"), _phase_rows(kind))]
+    for title, model in (("spec", kind.spec_model), ("status", kind.status_model)):
+        if model.model_fields:
+            lines += [f"\n## {title}\n", *_fields(title, model)]
+    return "\n".join(lines) + "\n"
+
+
+def _phase_rows(kind: Kind) -> Iterator[tuple[str, str]]:
+    for phase, following in kind.phases.items():
+        yield f"`{phase}`", _code(*following) if following else "nothing: the object is done"
+
+
+def _fields(title: str, root: type[Model]) -> Iterator[str]:
+    for model in all_models(root):
+        if model is not root:
+            yield f"\n### {model.__name__} (in {title})\n"
+            if model.__doc__:
+                yield " ".join(model.__doc__.split()) + "\n"
+        described = field_descriptions(model)
+        rows = []
+        for name, field in model.model_fields.items():
+            default = "required" if field.is_required() else _default(field.get_default(call_default_factory=True))
+            rows.append((f"`{field.alias or name}`", _type(field.annotation), default, described.get(name, "")))
+        yield from _table(("Field", "Type", "Default", "What it is"), rows)
+
+
+def _type(annotation: Any) -> str:
+    """A field's type in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_type(part) for part in arguments if part is not NoneType))
+    if origin is list:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return "object" if arguments[1] is Any else f"map of {_type(arguments[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        return annotation.__name__
+    words = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", Any: "any"}
+    return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _default(value: object) -> str:
+    if value is None or value == [] or value == {}:
+        return ""
+    if isinstance(value, tuple | list):
+        return _code(*(str(item) for item in value))
+    return f"`{value}`".lower() if isinstance(value, bool) else f"`{value}`"
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+def errors_page() -> str:
+    """Reasons, HTTP statuses and classes of the error tree."""
+    rows = [
+        (f"`{cls.__name__}`", f"`{cls.reason}`", str(cls.status), "yes" if cls.retryable else "no", _first_line(cls))
+        for cls in sorted(all_errors(), key=lambda cls: (cls.status, cls.__name__))
+        if cls is not NodusError
+    ]
+    return "\n".join(
+        [
+            NOTE,
+            "# Errors\n",
+            "Every error is a Status object with a reason. The client raises the class of that reason from",
+            "`nodus.errors`, so that `except nodus.errors.NotFound` works for what any server answers. An error's",
+            "`fix`, where there is one, says what to do next; `causes` lists every mistake of an invalid object.\n",
+            *_table(("Class", "Reason", "HTTP", "Worth a retry", "When"), rows),
+            "",
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ command line
+
+
+def cli_page() -> str:
+    """Every command with its help, as `--help` prints it."""
+    from nodus.cli.main import cli
+
+    lines = [NOTE, "# Command line\n"]
+    for path, command in _commands(cli, "nodus"):
+        context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+        lines += [f"## {path}\n", "```text", command.get_help(context).rstrip(), "```\n"]
+    return "\n".join(lines)
+
+
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            if inner is not None and not inner.hidden:
+                yield from _commands(inner, f"{path} {name}")
+
+
+# ---------------------------------------------------------------------------------------------------------- settings
+
+
+def config_page() -> str:
+    """The server's settings."""
+    from nodus.server.settings import SETTINGS_FILE, Settings
+
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = "`~/.nodus/data`" if name == "data_dir" else _default(field.get_default(call_default_factory=True))
+        variable = "NODUS_DATA_DIR" if name == "data_dir" else f"NODUS_SERVER_{name.upper()}"
+        rows.append((f"`{name}`", f"`{variable}`", default, field.description or ""))
+    return "\n".join(
+        [
+            NOTE,
+            "# Settings of the server\n",
+            f"Each can stand in `{SETTINGS_FILE}` in the data directory, in the environment, or be a flag of `nodus up`",
+            "(with dashes for underscores, where it has one). Flags win over the environment, and that over the file.",
+            "Unknown or mistyped settings stop the start with one line that names them.\n",
+            *_table(("Setting", "Variable", "Default", "What it is"), rows),
+            "",
+        ]
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- runtimes
+
+
+def runtime_pages() -> dict[str, str]:
+    """Pages and catalog files of the training runtimes, made where their parameters are declared."""
+    from nodus.trainer.runtimes import files
+
+    return dict(files())
+
+
+# ----------------------------------------------------------------------------------------------------------- markdown
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [header, ("---",) * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('``', '`') for cell in line)} |" for line in lines]
+
+
+def _code(*words: str) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _first_line(thing: object) -> str:
+    return " ".join((thing.__doc__ or "").strip().split("\n\n")[0].split())
+
+
+def stale(wanted: Mapping[str, str]) -> list[str]:
+    """Names of the pages on disk that differ from what the code says."""
+    return [n for n, text in wanted.items() if not (ROOT / n).is_file() or (ROOT / n).read_text() != text]
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the pages."""
+    wanted = pages()
+    outdated = stale(wanted)
+    if "--write" in arguments:
+        for name in outdated:
+            (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / name).write_text(wanted[name])
+            print(f"wrote {name}")
+        return 0
+    for name in outdated:
+        print(f"{name} is not current: run docs/generate.py --write", file=sys.stderr)
+    return 1 if outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
