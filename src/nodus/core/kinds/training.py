@@ -321,6 +321,10 @@ class EvaluationSummary(Model):
     """As if every unscored task had failed."""
     best_pass_rate: str | None = None
     """As if every unscored task had passed."""
+    samples_per_task: int | None = None
+    """Completions per task, where there are several."""
+    pass_at_k: str | None = None
+    """Tasks of which one sample passed, where there are several."""
 
 
 class Comparison(Model):
@@ -344,6 +348,8 @@ class Comparison(Model):
     """Tasks that lack a score on a side."""
     interval_pp: list[str] | None = Field(default=None, alias="intervalPP")
     """95 % interval of the change, paired by task: low, high."""
+    bounds_pp: list[str] | None = Field(default=None, alias="boundsPP")
+    """The change had every unscored task gone worst or best: low, high."""
     p_value: str | None = None
     """Exact McNemar test."""
 
@@ -488,7 +494,7 @@ TRAINING_JOB = Kind(
             "runtime": "nodus/grpo-lora",
             "model": {"uri": "library://smollm2-135m-instruct"},
             "environment": {"name": "nodus/arithmetic@2.0.0", "trainTasks": 160, "heldOutTasks": 64, "seed": 42},
-            "parameters": {"steps": 40, "numGenerations": 8},
+            "parameters": {"steps": 40, "numGenerations": 8, "batchSize": 8},
             "maxCostUSD": "5.00",
         },
     },

@@ -1,0 +1,1 @@
+"""TrainingJobs on the server: parameters, compilation, models, the attempt's service, summaries."""

@@ -1,0 +1,228 @@
+"""Bring the files of a hub repository into a directory: a process of its own, started by the server.
+
+`python -m nodus.server.training.importer REQUEST.json`. Its own process, because huggingface_hub is heavy, its downloads
+can't be cancelled from outside, and hashing gigabytes must not hold up the server. It promises that a directory with an
+`ok` result holds exactly the files of that commit, each of the size and digest that the hub states. Interrupted at any
+point, it goes on where it stopped when it is started again on the same directory.
+
+In the directory: `files/` (the snapshot), `plan.json` (what there is to fetch, for progress), `result.json` (the end).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import fnmatch
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PLAN_FILE, RESULT_FILE, FILES_DIR, LOCK_FILE = "plan.json", "result.json", "files", "lock"
+HUB_TIMEOUT_S = 30.0
+_IGNORED = ("*.onnx", "onnx/*", "openvino/*", "*.h5", "*.msgpack", "*.tflite", "original/*", "*.ot", "coreml/*", ".git*")
+_WEIGHTS_WHEN_SAFETENSORS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.ckpt")
+
+
+class ImportFailed(Exception):
+    """The import can't be done; `transient` says whether trying again later may help."""
+
+    def __init__(self, reason: str, message: str, fix: str = "", *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.reason, self.message, self.fix, self.transient = reason, message, fix, transient
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One file of the snapshot, as the hub states it."""
+
+    path: str
+    size: int
+    sha256: str | None
+    """Of large files; None where the hub states only a git id."""
+    git_id: str | None
+
+
+def main(argv: list[str]) -> int:
+    """Import what the request file names, write the result beside the files; 0 when it succeeded."""
+    _die_with_parent()
+    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    directory = Path(request["directory"])
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK_FILE).open("w") as lock:
+        # The importer of a server that was killed may still be at work here; wait for its end, then check what it left.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = run(request, directory)
+    write_json(directory / RESULT_FILE, result)
+    return 0 if result["ok"] else 1
+
+
+def run(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Import into `directory` and return the result: `ok` with the files, or why it failed."""
+    try:
+        return {"ok": True, "files": fetch(request, directory)}
+    except ImportFailed as failure:
+        return {
+            "ok": False,
+            "reason": failure.reason,
+            "message": failure.message,
+            "fix": failure.fix,
+            "transient": failure.transient,
+        }
+
+
+def fetch(request: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
+    """Download the snapshot and check it.
+
+    Args:
+        request: `repo`, `revision` (a full commit), `type` (`model` or `dataset`), `endpoint`, `token`.
+        directory: where; kept between tries.
+
+    Returns:
+        `{path, sha256, size}` of every file, by path.
+
+    Raises:
+        ImportFailed: the revision is gone, access is refused, the hub is out of reach or sent other bytes.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    api = HfApi(endpoint=request.get("endpoint"), token=request.get("token") or False)
+    repo, revision, kind = request["repo"], request["revision"], request.get("type", "model")
+    label = f"hf://{repo}@{revision}"
+    try:
+        info: Any = api.repo_info(repo, revision=revision, repo_type=kind, files_metadata=True, timeout=HUB_TIMEOUT_S)
+        wanted = plan(info.siblings or [], everything=kind != "model")
+        _check_plan(wanted, label, kind)
+        _check_space(wanted, directory)
+        write_json(directory / PLAN_FILE, {"files": len(wanted), "bytes": sum(file.size for file in wanted)})
+        snapshot_download(
+            repo,
+            revision=revision,
+            repo_type=kind,
+            local_dir=directory / FILES_DIR,
+            endpoint=request.get("endpoint"),
+            token=request.get("token") or False,
+            allow_patterns=[_literal(file.path) for file in wanted],
+            etag_timeout=HUB_TIMEOUT_S,
+            max_workers=4,
+        )
+    except ImportFailed:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the hub's client raises becomes a reason a person can act on
+        raise explain(error, label) from error
+    return [_verify(directory / FILES_DIR, file, label) for file in wanted]
+
+
+def plan(siblings: Iterable[Any], *, everything: bool = False) -> list[Wanted]:
+    """The files of a snapshot that are worth having: for a model, one form of the weights and no other framework's."""
+    names = [sibling.rfilename for sibling in siblings]
+    ignored = () if everything else _IGNORED
+    if not everything and any(name.endswith(".safetensors") for name in names):
+        ignored = (*ignored, *_WEIGHTS_WHEN_SAFETENSORS)
+    wanted = []
+    for sibling in siblings:
+        if any(fnmatch.fnmatch(sibling.rfilename, pattern) for pattern in ignored):
+            continue
+        large = sibling.lfs
+        sha256 = large["sha256"] if isinstance(large, dict) else getattr(large, "sha256", None)
+        wanted.append(Wanted(sibling.rfilename, int(sibling.size or 0), sha256, sibling.blob_id))
+    return sorted(wanted, key=lambda file: file.path)
+
+
+def explain(error: Exception, label: str) -> ImportFailed:
+    """Turn an error of the hub's client into a reason, a message and a fix."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return ImportFailed(
+            "ModelAccessDenied",
+            f"{label} is gated and the hub refused access",
+            "accept its terms on the hub and name a Secret with HF_TOKEN under spec.model.secret",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ImportFailed("ModelRevisionNotFound", f"{label}: the hub has no such revision", "name another commit")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ImportFailed(
+            "ModelNotFound",
+            f"{label}: the hub has no such repository, or it is private",
+            "check the name; for a private one name a Secret with HF_TOKEN under spec.model.secret",
+        )
+    if isinstance(error, OSError) and error.errno == 28:
+        return ImportFailed("DiskFull", f"{label}: the disk is full", "free space in the data directory", transient=True)
+    text = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    return ImportFailed(
+        "HubUnavailable",
+        f"{label}: the model hub can't be reached or broke off ({text})",
+        "check the network, or HF_ENDPOINT where you use a mirror; library://smollm2-135m-instruct needs no network",
+        transient=True,
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a small JSON file in one step."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(json.dumps(value), encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _check_plan(wanted: list[Wanted], label: str, kind: str) -> None:
+    if kind != "model":
+        return
+    names = {file.path for file in wanted}
+    if "config.json" not in names:
+        raise ImportFailed(
+            "NotAModel",
+            f"{label} has no config.json: it is no transformers model",
+            "name the repository that holds the model's config.json and weights",
+        )
+
+
+def _check_space(wanted: list[Wanted], directory: Path) -> None:
+    needed = sum(file.size for file in wanted)
+    free = shutil.disk_usage(directory).free
+    if needed > free - 512 * 1024**2:
+        raise ImportFailed(
+            "DiskFull",
+            f"{needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free in {directory}",
+            "free space in the data directory",
+        )
+
+
+def _verify(root: Path, file: Wanted, label: str) -> dict[str, Any]:
+    path = root / file.path
+    sha256, git_id = hashlib.sha256(), hashlib.sha1(usedforsecurity=False)
+    size = path.stat().st_size if path.is_file() and not path.is_symlink() else -1
+    if size == file.size:
+        git_id.update(b"blob %d\0" % size)
+        with path.open("rb") as handle:
+            while chunk := handle.read(1 << 20):
+                sha256.update(chunk)
+                if file.sha256 is None:
+                    git_id.update(chunk)
+        good = sha256.hexdigest() == file.sha256 if file.sha256 else file.git_id in (None, git_id.hexdigest())
+        if good:
+            return {"path": file.path, "sha256": sha256.hexdigest(), "size": size}
+    path.unlink(missing_ok=True)
+    raise ImportFailed(
+        "ModelCorrupt", f"{label}: {file.path} arrived with other bytes than the hub states", transient=True
+    )
+
+
+def _literal(path: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in path)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process with the server; after a kill -9 nobody else would."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""Which resources a TrainingJob gets: the runtime's preset, what the user set over it, and what this place has.
+
+Pure; the machine is described by a value that the caller reads from the Offerings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodus.server.training.parameters import overlay
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One offering: a machine that a run can get."""
+
+    name: str
+    cpu: float
+    """Cores."""
+    memory_bytes: int
+    accelerator: str | None = None
+    """Canonical accelerator family, None for a CPU offering."""
+    accelerators: int = 0
+    price_usd_per_hour: str = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A warning or blocking reason of a dry run."""
+
+    code: str
+    message: str
+    fix: str = ""
+
+    def to_wire(self) -> dict[str, str]:
+        """As it stands in `status.estimate`."""
+        wire = {"code": self.code, "message": self.message}
+        return wire | {"fix": self.fix} if self.fix else wire
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Resources of a run, with what is to be said about them."""
+
+    resources: dict[str, Any]
+    """Wire form of the Job's `spec.resources`."""
+    gpus: int
+    """GPUs of the run, 0 on a CPU."""
+    shape: Shape | None
+    """Offering it would run on; None when there is none."""
+    warnings: tuple[Notice, ...] = ()
+    blocking: tuple[Notice, ...] = ()
+
+
+GIB = 1024**3
+CPU_MEMORY_BYTES = 8 * GIB
+"""Memory of a CPU run that no preset describes, where the machine has that much."""
+
+
+def choose(
+    runtime_spec: Mapping[str, Any],
+    *,
+    given: Mapping[str, Any] | None,
+    model: str,
+    method: str,
+    shapes: Iterable[Shape],
+    families: Mapping[str, str] | None = None,
+) -> Chosen:
+    """Pick resources: first matching preset, else the runtime's default, with the user's own over them.
+
+    A run that names no GPU, where no offering has one, gets a CPU offering and a warning. A GPU that is named and not
+    here is a blocking reason: the run may be created and stays queued.
+
+    Args:
+        runtime_spec: spec of the TrainingRuntime.
+        given: `spec.resources` of the TrainingJob.
+        model: hub repository of the base model, for the presets.
+        method: `Full`, `LoRA` or `QLoRA`.
+        shapes: the offerings there are.
+        families: every spelling of an accelerator, folded to lower case, to its canonical family.
+    """
+    offerings = list(shapes)
+    given = given or {}
+    named = _gpu(given)
+    presets = _matching_presets(runtime_spec, model, method)
+    has_gpus = any(shape.accelerators for shape in offerings)
+    if named is None and not has_gpus:
+        return _on_cpu(presets, given, offerings)
+    base = next((preset for preset in presets if _gpu(preset)), None)
+    base = base or (runtime_spec.get("defaults") or {}).get("resources") or {}
+    resources = overlay(base, given)
+    if named is not None and not _count(named):
+        resources.pop("gpu", None)
+        return _on_cpu(presets, {key: value for key, value in given.items() if key != "gpu"}, offerings)
+    gpu = dict(_gpu(resources) or {"count": 1})
+    resources["gpu"] = gpu
+    return _on_gpu(resources, gpu, offerings, families or {}, named=named is not None)
+
+
+def _on_cpu(presets: list[Mapping[str, Any]], given: Mapping[str, Any], offerings: list[Shape]) -> Chosen:
+    shape = max((shape for shape in offerings if not shape.accelerators), key=lambda shape: shape.cpu, default=None)
+    preset = next((preset for preset in presets if _gpu(preset) is None), None)
+    resources = overlay(preset or {}, given)
+    resources.pop("gpu", None)
+    resources.pop("nodes", None)
+    warnings: tuple[Notice, ...] = ()
+    if not given:
+        warnings = (
+            Notice(
+                "NoAccelerator",
+                "no accelerator is here: the run uses the CPU, which suits models of a few hundred million parameters",
+                "name one under spec.resources.gpu where a machine has it",
+            ),
+        )
+    if shape is not None:
+        resources.setdefault("cpu", int(shape.cpu) if float(shape.cpu).is_integer() else shape.cpu)
+        resources.setdefault("memory", f"{max(1, min(CPU_MEMORY_BYTES, int(shape.memory_bytes * 0.7)) // GIB)}Gi")
+    return Chosen(resources, 0, shape, warnings)
+
+
+def _on_gpu(
+    resources: dict[str, Any],
+    gpu: Mapping[str, Any],
+    offerings: list[Shape],
+    families: Mapping[str, str],
+    *,
+    named: bool,
+) -> Chosen:
+    count = _count(gpu)
+    wanted = [families.get(_fold(kind), kind) for kind in gpu.get("type") or []]
+    fits = [shape for shape in offerings if shape.accelerators >= count and (not wanted or shape.accelerator in wanted)]
+    if not fits and not named:
+        # The preset's types are a recommendation; another accelerator that is here is better than none.
+        fits = [shape for shape in offerings if shape.accelerators >= count]
+        if fits:
+            resources["gpu"] = {"type": [fits[0].accelerator], "count": count}
+    if fits:
+        return Chosen(resources, count, fits[0])
+    asked = " or ".join(gpu.get("type") or ["any GPU"])
+    here = ", ".join(
+        sorted({f"{shape.accelerators} x {shape.accelerator}" for shape in offerings if shape.accelerators})
+    )
+    reason = Notice(
+        "AcceleratorUnavailable",
+        f"{count} x {asked} is not here; this place has {here or 'no accelerator'}",
+        "leave spec.resources.gpu out to use what is here, or wait until such a machine joins",
+    )
+    return Chosen(resources, count, None, blocking=(reason,))
+
+
+def _matching_presets(runtime_spec: Mapping[str, Any], model: str, method: str) -> list[Mapping[str, Any]]:
+    quantization = "nf4" if method == "QLoRA" else None
+    found = []
+    for preset in runtime_spec.get("presets") or []:
+        same = preset["model"].lower() == model.lower() and preset["method"] == method
+        if same and (preset.get("quantization") or None) in (
+            quantization,
+            "none" if quantization is None else quantization,
+        ):
+            found.append(preset["resources"])
+    return found
+
+
+def _gpu(resources: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    value = resources.get("gpu")
+    if isinstance(value, str):
+        kind, _, count = value.partition(":")
+        return {"type": [kind], "count": int(count) if count.isdigit() else 1}
+    return value if isinstance(value, Mapping) else None
+
+
+def _count(gpu: Mapping[str, Any]) -> int:
+    return int(gpu.get("count", 1))
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "-")
