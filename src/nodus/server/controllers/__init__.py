@@ -1,1 +1,1 @@
-"""Controllers: level-triggered loops that move objects towards their spec. One file a kind; the loop is in `runtime`."""
+"""Controllers: level-triggered loops that move objects towards their spec. One file a kind; the loop is `runtime`."""

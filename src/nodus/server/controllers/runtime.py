@@ -59,6 +59,7 @@ STATUS_INTERVAL_S = 1.0
 """A status whose phase stays is written at most this often."""
 
 C = TypeVar("C")
+_Status = dict[str, Any] | None
 
 
 class Controller(Protocol[C]):
@@ -206,7 +207,7 @@ class Manager:
         while True:
             try:
                 await self.resync()
-            except Exception:  # noqa: BLE001 - a failing read must not end the loop; the next round tries again
+            except Exception:  # a failing read must not end the loop; the next round tries again
                 log.exception("resync failed")
             await asyncio.sleep(self._resync_s)
 
@@ -221,7 +222,7 @@ class Manager:
         watchers = self._watchers.get(kind)
         if not watchers:
             return
-        obj = await self._store.read(_find, uid)
+        obj = await self._store.read(objects.find_by_uid, uid)
         if obj is not None:
             self._owners[uid] = tuple(str(ref["uid"]) for ref in obj.owner_references)
         # A deleted object's owners are known from the last time it was seen.
@@ -241,7 +242,7 @@ class Manager:
             self.queue.forget(key)
             if again_s is not None:
                 self.queue.add_after(key, again_s)
-        except Exception:  # noqa: BLE001 - the loop top: any fault of a controller is logged and retried with backoff
+        except Exception:  # the loop top: any fault of a controller is logged and retried with backoff
             delay_s = self.queue.failed(key)
             log.exception("%s %s: pass failed, next try in %.1f s", key.kind, key.uid, delay_s)
         finally:
@@ -308,20 +309,13 @@ class Manager:
         await self._leases.release(key)
 
 
-def _find(conn: Connection, uid: str) -> Object | None:
-    try:
-        return objects.get_by_uid(conn, uid)
-    except NotFound:
-        return None
-
-
 def _wants_pass(conn: Connection, controller: Controller[Any], uid: str) -> bool:
-    obj = _find(conn, uid)
+    obj = objects.find_by_uid(conn, uid)
     return obj is None or controller.eligible(obj)
 
 
 def _load(conn: Connection, controller: Controller[Any], uid: str) -> tuple[Object, Any] | None:
-    obj = _find(conn, uid)
+    obj = objects.find_by_uid(conn, uid)
     if obj is None:
         return None
     return obj, controller.load(conn, obj) if controller.eligible(obj) else None
@@ -332,7 +326,7 @@ def _eligible_uids(conn: Connection, controller: Controller[Any]) -> list[str]:
     return [obj.uid for obj in page.items if controller.eligible(obj)]
 
 
-def _apply(conn: Connection, obj: Object, outcome: Outcome, status: dict[str, Any] | None, key: Key, token: int) -> None:
+def _apply(conn: Connection, obj: Object, outcome: Outcome, status: _Status, key: Key, token: int) -> None:
     """Carry out an outcome in the caller's transaction: all of it or nothing."""
     leases.check(conn, f"{key.kind}/{key.uid}", token)
     for child in outcome.create:
@@ -369,11 +363,6 @@ def _owner_uids(references: Iterable[dict[str, Any]]) -> set[str]:
 
 
 def _update(conn: Connection, update: Update) -> None:
-    changes = {
-        name: value
-        for name in ("spec", "labels", "annotations", "finalizers")
-        if (value := getattr(update, name)) is not None
-    }
-    obj = objects.update(conn, update.obj, **changes) if changes else update.obj
-    if update.status is not None:
-        objects.update_status(conn, obj.uid, update.status, expect_rv=obj.resource_version)
+    names = ("spec", "labels", "annotations", "finalizers", "status")
+    changes = {name: value for name in names if (value := getattr(update, name)) is not None}
+    objects.update(conn, update.obj, **changes)

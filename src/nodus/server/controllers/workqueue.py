@@ -70,7 +70,7 @@ class WorkQueue(Generic[K]):
         self._failures[key] = failures + 1
         delay_s = min(self._max_delay_s, self._base_delay_s * 2 ** min(failures, 16))
         # Jitter keeps many keys that failed together from coming back together.
-        delay_s *= random.uniform(0.8, 1.0)  # noqa: S311 - spreads load, guards nothing
+        delay_s *= random.uniform(0.8, 1.0)
         self.add_after(key, delay_s)
         return delay_s
 

@@ -1,0 +1,278 @@
+"""The local backend: members are processes of this machine, each with a supervisor that outlives the server.
+
+Runs in the server. The truth about a member is its attempt directory (``attemptdir``); a restarted server reads the
+directories and goes on. Blocking file work happens in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule
+from nodus.server.compute.local import cgroups, logstore
+from nodus.server.compute.local.attemptdir import (
+    EVENTS_SOCKET,
+    EXITED,
+    AttemptDir,
+    short_path,
+    write_json,
+)
+from nodus.server.compute.local.capacity import Machine, Share, Shares
+from nodus.server.compute.local.collect import PutFile, collect
+from nodus.server.compute.local.prepare import BlobPath, prepare
+from nodus.server.compute.local.zygote import Zygote
+
+FOLLOW_INTERVAL_S = 0.2
+RELEASE_TIMEOUT_S = 10.0
+
+
+class LocalBackend:
+    """Runs members on this machine.
+
+    Args:
+        data_dir: The server's data directory; attempts live in ``attempts/`` below it.
+        blob_path: Finds a blob's file by digest.
+        put_file: Stores a file as a blob.
+        machine: What there is to give to members; default this machine.
+
+    Example:
+        >>> backend = LocalBackend(data_dir, blob_path, put_file)
+        >>> await backend.attach()
+        >>> await backend.reserve(key, cpu=1, memory_bytes=1 << 30)
+        >>> await backend.start(MemberSpec(key, ["echo", "hello"], "nodus/base", token))
+    """
+
+    name = "local"
+
+    def __init__(
+        self, data_dir: Path, blob_path: BlobPath, put_file: PutFile, *, machine: Machine | None = None
+    ) -> None:
+        self._data_dir = Path(os.path.abspath(data_dir))
+        self._attempts = self._data_dir / "attempts"
+        self._blob_path = blob_path
+        self._put_file = put_file
+        self._shares = Shares(machine or Machine.this_one())
+        self._zygote = Zygote()
+
+    def directory(self, key: str) -> AttemptDir:
+        """Return the attempt directory of a member, whether it is there or not."""
+        return AttemptDir(self._attempts / key)
+
+    def state_directory(self, job_uid: str) -> Path:
+        """Return the directory that holds a Job's state over all of its attempts."""
+        return self._data_dir / "jobs" / job_uid / "state"
+
+    async def capacity(self) -> Capacity:
+        """Return what this machine has for members and what is free."""
+        return self._shares.capacity()
+
+    async def reserve(self, key: str, cpu: float, memory_bytes: int, gpus: int = 0) -> str | None:
+        """Set capacity aside; None when it is done, else what is missing."""
+        return self._shares.take(key, cpu, memory_bytes, gpus)
+
+    async def finish(self, key: str) -> None:
+        """Give the capacity of a member that ended back."""
+        self._shares.give_back(key)
+
+    async def start(self, spec: MemberSpec) -> MemberState:
+        """Start a member unless its key was started before.
+
+        Raises:
+            StartRefused: When it can't run here.
+            Unsupported: When its image can't.
+        """
+        return await asyncio.to_thread(self.start_sync, spec)
+
+    def start_sync(self, spec: MemberSpec) -> MemberState:
+        """As :meth:`start`, for threads and tests."""
+        state = self.read_state(spec.key)
+        if state.phase != "Absent":
+            return state
+        attempt = self.directory(spec.key)
+        share = self._shares.of(spec.key) or Share(spec.cpu, spec.memory_bytes, ())
+        prepare(attempt, spec, share, self._data_dir, self._blob_path)
+        self._zygote.spawn(attempt.path)
+        state = self.read_state(spec.key)
+        return state if state.phase != "Absent" else MemberState(spec.key, "Starting")
+
+    async def stop(self, key: str, reason: str, *, grace_s: float | None = None) -> None:
+        """Ask for the end of a member; one that hasn't begun never begins."""
+        await asyncio.to_thread(self.stop_sync, key, reason, grace_s)
+
+    def stop_sync(self, key: str, reason: str, grace_s: float | None = None) -> None:
+        """As :meth:`stop`, for threads and tests."""
+        attempt = self.directory(key)
+        attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        request: dict[str, Any] = {"reason": reason, "at": time.time()}
+        if grace_s is not None:
+            request["graceSeconds"] = grace_s
+        if attempt.read_stop() is None:
+            write_json(attempt.stop, request)
+        self._poke(attempt)
+        # Nothing has begun and perhaps nothing ever will: say so under the lock, so that a late supervisor sees it.
+        if attempt.read_status() is None and (lock := attempt.take_lock()) is not None:
+            try:
+                if attempt.read_status() is None:
+                    attempt.write_status(
+                        {"phase": EXITED, "key": key, "reason": reason, "message": "stopped before it started"}
+                    )
+            finally:
+                os.close(lock)
+
+    async def state(self, key: str) -> MemberState:
+        """Return where a member stands."""
+        return await asyncio.to_thread(self.read_state, key)
+
+    def read_state(self, key: str) -> MemberState:
+        """As :meth:`state`, for threads and tests."""
+        attempt = self.directory(key)
+        # The order matters: a status read while the supervisor lived can't be called lost afterwards.
+        alive = attempt.alive()
+        status = attempt.read_status()
+        if status is None:
+            return MemberState(key, "Starting" if alive else "Absent")
+        if status["phase"] != EXITED and not alive:
+            return _to_state(key, status, lost=True)
+        return _to_state(key, status)
+
+    async def attach(self) -> list[MemberState]:
+        """Find all members there are and count the capacity of those that run."""
+        return await asyncio.to_thread(self.attach_sync)
+
+    def attach_sync(self) -> list[MemberState]:
+        """As :meth:`attach`, for threads and tests."""
+        self._attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cgroups.sweep()
+        states = []
+        for entry in sorted(self._attempts.iterdir()):
+            if not entry.is_dir():
+                continue
+            state = self.read_state(entry.name)
+            states.append(state)
+            if state.phase in ("Starting", "Running"):
+                self._shares.restore(entry.name, _share_of(AttemptDir(entry)))
+        return states
+
+    async def warm(self) -> None:
+        """Start the process that supervisors are forked from, so that the first member need not wait for it."""
+        await asyncio.to_thread(self._zygote.warm)
+
+    async def close(self) -> None:
+        """Let go; members go on."""
+        await asyncio.to_thread(self._zygote.close)
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the key of each member whose status its supervisor changed, until cancelled."""
+        self._attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._attempts / EVENTS_SOCKET
+        path.unlink(missing_ok=True)
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+            with short_path(path) as short:
+                receiver.bind(short)
+            receiver.setblocking(False)
+            while True:
+                yield (await loop.sock_recv(receiver, 256)).decode("ascii", "replace")
+
+    async def read_log(self, key: str, offset: int = 0, *, follow: bool = False) -> AsyncIterator[LogPiece]:
+        """Yield a member's output from ``offset``; with ``follow``, until it ended."""
+        directory = self.directory(key).log
+        while True:
+            # Asked before reading: what was written until the end is read after it.
+            over = not follow or (await self.state(key)).ended
+            for piece in await asyncio.to_thread(lambda at=offset: list(_some(directory, at))):
+                yield LogPiece(piece.offset, piece.data, piece.dropped)
+                offset = piece.end
+                over = False
+            if over:
+                return
+            if follow:
+                await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+    def log_directory(self, key: str) -> Path:
+        """Return where a member's output is; see ``logstore`` for tails and times."""
+        return self.directory(key).log
+
+    async def collect(self, key: str, rules: Sequence[OutputRule]) -> list[Collected]:
+        """Put a member's output files into the blob store.
+
+        Raises:
+            OutputsTooLarge: When there is more than is collected.
+        """
+        return await asyncio.to_thread(collect, self.directory(key), rules, self._put_file)
+
+    async def release(self, key: str) -> None:
+        """Stop a member at once and delete what it left here, but for blobs."""
+        attempt = self.directory(key)
+        if attempt.path.is_dir():
+            await self.stop(key, "Deleted", grace_s=0)
+            if await asyncio.to_thread(_wait_dead, attempt):
+                await asyncio.to_thread(shutil.rmtree, attempt.path, ignore_errors=True)
+        self._shares.give_back(key)
+
+    async def release_state(self, job_uid: str) -> None:
+        """Delete the state that a Job kept over its attempts."""
+        await asyncio.to_thread(shutil.rmtree, self.state_directory(job_uid).parent, ignore_errors=True)
+
+    def _poke(self, attempt: AttemptDir) -> None:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.settimeout(1)
+            with short_path(attempt.path / "control.sock") as short:
+                caller.connect(short)
+
+
+def _wait_dead(attempt: AttemptDir) -> bool:
+    """Wait until no supervisor holds the attempt; False when one still does after a while."""
+    lock = attempt.take_lock(RELEASE_TIMEOUT_S)
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+def _some(directory: Path, offset: int, limit_bytes: int = 4 << 20) -> list[logstore.Piece]:
+    found, total = [], 0
+    for piece in logstore.read_pieces(directory, offset):
+        found.append(piece)
+        total += len(piece.data)
+        if total >= limit_bytes:
+            break
+    return found
+
+
+def _share_of(attempt: AttemptDir) -> Share:
+    spec = attempt.read_spec() or {}
+    cores = tuple(int(core) for core in spec.get("cores", ()))
+    return Share(float(spec.get("cpu", 1)), int(spec.get("memoryBytes", 0)), cores, tuple(spec.get("gpus", ())))
+
+
+def _to_state(key: str, status: dict[str, Any], *, lost: bool = False) -> MemberState:
+    times = status.get("times") or {}
+    isolation = status.get("isolation")
+    if lost:
+        message = "its supervisor ended without a word; the processes of the run are gone"
+        return MemberState(key, "Lost", reason="AttemptLost", message=message, times=times, isolation=isolation)
+    said = status.get("termination") or {}
+    reason, code = status.get("reason"), status.get("exitCode")
+    # What the command says of its failure counts only when it failed by itself.
+    own = said if code and reason is None else {}
+    return MemberState(
+        key,
+        phase=status["phase"],
+        exit_code=code,
+        signal=status.get("signal"),
+        reason=own.get("reason") or reason,
+        message=own.get("message") or status.get("message"),
+        fix=own.get("fix") or status.get("fix"),
+        retryable=own["retryable"] if isinstance(own.get("retryable"), bool) else None,
+        times=times,
+        peak_memory_bytes=status.get("peakMemoryBytes"),
+        isolation=isolation,
+    )

@@ -1,0 +1,121 @@
+"""From an attempt's spec to a running sandbox, and from its end to words. Used by the supervisor; stdlib only."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+from typing import Any
+
+from nodus.server.compute.local import seccomp
+from nodus.server.compute.local.attemptdir import AttemptDir
+from nodus.server.compute.local.mounts import IDENTITY_FILES, Mount
+from nodus.server.compute.local.sandbox import SandboxProcess, SandboxSpec, launch
+
+MAX_PROCESSES = 4096
+MAX_OPEN_FILES = 65536
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+
+
+def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any]) -> SandboxSpec:
+    """Return the sandbox that ``spec.json`` asks for.
+
+    The directories that the command writes are below the attempt's own, except for those named in ``mounts``.
+    """
+    own = [
+        Mount(str(attempt.run), "/run/nodus"),
+        Mount(str(attempt.workspace), "/workspace", readonly=False),
+        Mount(str(attempt.outputs), "/nodus/outputs", readonly=False),
+        Mount(str(attempt.termination), "/nodus/termination", readonly=False),
+    ]
+    given = [Mount(str(m["host"]), str(m["path"]), bool(m["readonly"]), bool(m.get("symlink"))) for m in spec["mounts"]]
+    memory_bytes = int(spec["memoryBytes"])
+    cpu = float(spec["cpu"])
+    return SandboxSpec(
+        argv=tuple(spec["command"]),
+        env=dict(spec["env"]),
+        mounts=(*own, *given),
+        # Memory of a tmpfs counts as the command's own; the half is what Linux gives a tmpfs by default.
+        tmpfs={"/tmp": memory_bytes // 2, "/dev/shm": memory_bytes // 2},
+        files=IDENTITY_FILES,
+        cwd=str(spec["cwd"]),
+        hostname=str(spec.get("hostname", "nodus")),
+        devices=tuple(spec.get("devices", ())),
+        seccomp=seccomp.job_profile(),
+        memory_bytes=memory_bytes,
+        pids=MAX_PROCESSES,
+        # Whole cores are given by affinity, which programs see; a quota on top would only throttle.
+        cpu=None if cpu.is_integer() else cpu,
+        open_files=min(MAX_OPEN_FILES, _most_open_files()),
+    )
+
+
+def start_member(attempt: AttemptDir, spec: dict[str, Any]) -> tuple[SandboxProcess, int]:
+    """Start the command; return it and the descriptor its output (both streams, in order) is read from.
+
+    Call it from the main thread: the sandbox dies with the thread that started it.
+
+    Raises:
+        SandboxError: When the sandbox can't be made.
+        OSError: When a descriptor or process can't be had.
+    """
+    if cores := spec.get("cores"):
+        with contextlib.suppress(OSError):  # A core that went offline: the quota of the others is enough.
+            os.sched_setaffinity(0, {int(core) for core in cores})
+    read_end, write_end = os.pipe()
+    with contextlib.suppress(OSError):  # Over the user's limit of pipe memory: a small pipe works too.
+        fcntl.fcntl(read_end, _F_SETPIPE_SZ, _PIPE_BYTES)
+    try:
+        process = launch(sandbox_spec(attempt, spec), stdout=write_end, stderr=write_end)
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return process, read_end
+
+
+def describe_end(process: SandboxProcess, code: int, stop_reason: str | None, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return how a member ended, as ``status.json`` says it.
+
+    Args:
+        process: The sandbox; it has ended.
+        code: Its exit code; 128 and the signal's number when a signal ended it.
+        stop_reason: Why the supervisor stopped it, if it did.
+        spec: The content of ``spec.json``.
+    """
+    usage = process.usage()
+    number = code - 128 if 128 < code < 128 + 65 else None
+    end: dict[str, Any] = {"exitCode": code, "signal": number, "peakMemoryBytes": usage.peak_memory_bytes}
+    if stop_reason is not None:
+        return {**end, "reason": stop_reason}
+    if usage.oom_kills and code != 0:
+        limit_mib = int(spec["memoryBytes"]) // (1 << 20)
+        end["reason"] = "OOMKilled"
+        end["message"] = f"the command needed more than its {limit_mib} MiB of memory and was killed"
+        end["fix"] = "Ask for more with resources.memory."
+    elif code in (126, 127):
+        what = "was not found" if code == 127 else "can't be executed"
+        end["message"] = f"exit code {code}; in most cases the command ({spec['command'][0]!r}) {what}"
+    elif number is not None:
+        end["message"] = f"the command was ended by {_signal_name(number)}"
+    elif code:
+        end["message"] = f"the command exited with code {code}"
+    if usage.forks_refused and code:
+        end["message"] = f"{end.get('message', '')}; it ran into the limit of {MAX_PROCESSES} processes".lstrip("; ")
+    return end
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _most_open_files() -> int:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else hard

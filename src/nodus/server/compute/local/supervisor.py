@@ -1,0 +1,233 @@
+"""The supervisor: one process per attempt that starts the command in its sandbox and stays with it to the end.
+
+Standard library only. It leads its own session and is no child that dies with the server: the server may be killed and
+started again, the command goes on, and a new server finds everything in the attempt's directory (``attemptdir``). The
+other way round, the sandbox dies with its supervisor, so that an attempt whose lock is free has no processes left.
+
+In order: take the lock; refuse if a status says that this key was started before; write ``Starting``; open the API
+socket, the control socket and the log; start the sandbox; write ``Running``; copy output, watch the clock and the
+control socket; kill what is left of the process tree; write ``Exited``. Each status is on disk before the next step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nodus.server.compute.local import proxy
+from nodus.server.compute.local.attemptdir import (
+    EVENTS_SOCKET,
+    EXITED,
+    RUNNING,
+    STARTING,
+    AttemptDir,
+    read_json,
+    short_path,
+)
+from nodus.server.compute.local.logstore import LogWriter
+from nodus.server.compute.local.member import describe_end, start_member
+from nodus.server.compute.local.sandbox import SandboxProcess, become_subreaper
+
+CONTROL_SOCKET = "control.sock"
+DRAIN_S = 5.0
+LOCK_WAIT_S = 2.0
+
+
+def run(directory: str) -> int:
+    """Supervise the attempt in ``directory``; return the process's exit code (0 also when another one has it)."""
+    os.umask(0o077)
+    attempt = AttemptDir(directory)
+    lock = attempt.take_lock(LOCK_WAIT_S)
+    if lock is None:
+        return 0
+    if attempt.read_status() is not None:
+        return 0  # This key was started before, whatever became of it: never run a command twice.
+    spec = attempt.read_spec()
+    if spec is None:
+        return 1
+    become_subreaper()
+    os.chdir(attempt.path)
+    return Supervisor(attempt, spec).run()
+
+
+class Supervisor:
+    """One attempt's life.
+
+    Args:
+        attempt: Its directory; the lock is held.
+        spec: The content of ``spec.json``.
+    """
+
+    def __init__(self, attempt: AttemptDir, spec: dict[str, Any]) -> None:
+        self._attempt = attempt
+        self._spec = spec
+        self._times: dict[str, float] = {"created": time.time()}
+        self._stop_reason: str | None = None
+        self._kill_at: float | None = None
+        self._timeout_at: float | None = None
+        self._log = LogWriter(attempt.log, limit_bytes=int(spec.get("logLimitBytes", 50 << 20)))
+        self._lost_bytes = 0
+
+    def run(self) -> int:
+        """Run the attempt from start to end."""
+        if self._stop_requested():
+            self._finish({"reason": self._stop_reason, "message": "stopped before it started"})
+            return 0
+        self._write(STARTING, {})
+        with self._control() as control, self._api():
+            try:
+                member, output = start_member(self._attempt, self._spec)
+            except Exception as error:  # noqa: BLE001 - whatever keeps the sandbox from starting is the attempt's end
+                self._finish({"reason": "StartFailed", "message": f"the sandbox could not be started: {error}"})
+                return 0
+            self._times["started"] = time.time()
+            timeout_s = self._spec.get("timeoutSeconds")
+            self._timeout_at = time.monotonic() + float(timeout_s) if timeout_s is not None else None
+            self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
+            self._proxy.start()
+            try:
+                code = self._watch(member, output, control)
+            finally:
+                member.kill_tree()
+            self._drain(output)
+            self._log.close()
+            self._finish(describe_end(member, code, self._stop_reason, self._spec))
+        return 0
+
+    def _watch(self, member: SandboxProcess, output: int, control: socket.socket) -> int:
+        """Copy output and obey until the command ended; return its exit code, once nothing of it is left."""
+        ended = os.pidfd_open(member.pid)
+        poller = select.poll()
+        for fd in (output, ended, control.fileno()):
+            poller.register(fd, select.POLLIN)
+        try:
+            while True:
+                ready = {fd for fd, _ in poller.poll(self._wait_ms())}
+                if output in ready and not self._copy(output):
+                    poller.unregister(output)
+                if control.fileno() in ready:
+                    self._answer(control)
+                if ended in ready:
+                    return member.wait()
+                self._enforce(member)
+        finally:
+            os.close(ended)
+
+    def _wait_ms(self) -> float | None:
+        due = [moment for moment in (self._kill_at, self._timeout_at) if moment is not None]
+        # Stop requests come with a poke of the control socket; looking now and then covers one that got lost.
+        return 1000.0 * max(0.0, min(2.0, *(moment - time.monotonic() for moment in due))) if due else 2000.0
+
+    def _enforce(self, member: SandboxProcess) -> None:
+        now = time.monotonic()
+        if self._timeout_at is not None and now >= self._timeout_at:
+            self._timeout_at = None
+            self._stop_reason = self._stop_reason or "DeadlineExceeded"
+            member.kill_tree()
+        if self._stop_reason is None and self._stop_requested():
+            grace_s = float((self._attempt.read_stop() or {}).get("graceSeconds", self._spec.get("graceSeconds", 10)))
+            self._kill_at = now + grace_s
+            member.signal(signal.SIGTERM)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            member.kill_tree()
+
+    def _stop_requested(self) -> bool:
+        request = self._attempt.read_stop()
+        if request is None:
+            return False
+        self._stop_reason = str(request.get("reason", "Cancelled"))
+        return True
+
+    def _copy(self, output: int) -> bool:
+        """Copy what is there to the log; False at the end of the output."""
+        data = os.read(output, 1 << 16)
+        if not data:
+            return False
+        try:
+            self._log.write(data)
+        except OSError:
+            self._lost_bytes += len(data)  # A full disk must not block the command; it is told at the end.
+        return True
+
+    def _drain(self, output: int) -> None:
+        """Copy what is left in the pipe; every writer is dead, so its end is near."""
+        end = time.monotonic() + DRAIN_S
+        while time.monotonic() < end and select.select([output], [], [], 0.2)[0]:
+            if not self._copy(output):
+                break
+        os.close(output)
+
+    @contextlib.contextmanager
+    def _control(self) -> Any:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            path = self._attempt.path / CONTROL_SOCKET
+            path.unlink(missing_ok=True)
+            with short_path(path) as short:
+                listener.bind(short)
+            listener.listen(8)
+            listener.setblocking(False)
+            try:
+                yield listener
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _answer(self, control: socket.socket) -> None:
+        """Accept a poke: whoever connects only wants ``stop.json`` looked at, which the caller does next."""
+        with contextlib.suppress(OSError):
+            connection, _ = control.accept()
+            connection.close()
+
+    @contextlib.contextmanager
+    def _api(self) -> Any:
+        path = self._attempt.run / "api.sock"
+        with short_path(path) as short:
+            listener = proxy.listen(short)
+        data_dir = Path(str(self._spec["dataDir"]))
+        self._proxy = proxy.Proxy(listener, data_dir / "server.json", str(self._spec["token"]))
+        try:
+            yield
+        finally:
+            self._proxy.close()
+            path.unlink(missing_ok=True)
+
+    def _finish(self, end: dict[str, Any]) -> None:
+        self._times["finished"] = time.time()
+        if self._lost_bytes:
+            end["logBytesLost"] = self._lost_bytes
+        self._write(EXITED, {**end, "logBytes": self._log.total_bytes, "termination": self._termination()})
+
+    def _termination(self) -> dict[str, Any] | None:
+        """What the command left in ``/nodus/termination/message.json``; bounded, and only of a plain file."""
+        path = self._attempt.termination / "message.json"
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or not path.is_file() or path.stat().st_size > 64 * 1024:
+                return None
+            return read_json(path)
+        return None
+
+    def _write(self, phase: str, more: dict[str, Any]) -> None:
+        self._attempt.write_status(
+            {"phase": phase, "supervisor": os.getpid(), "key": self._attempt.key, "times": self._times, **more}
+        )
+        self._notify()
+
+    def _notify(self) -> None:
+        """Tell the server, if one listens; it also looks by itself now and then."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            with short_path(self._attempt.path.parent / EVENTS_SOCKET) as short:
+                sender.sendto(self._attempt.key.encode(), short)
+
+
+def main() -> None:
+    """Run as a program of its own: ``python -I -S supervisor.py DIRECTORY``; the zygote calls :func:`run` instead."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(run(sys.argv[1]))
