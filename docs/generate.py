@@ -188,7 +188,7 @@ def config_page() -> str:
             NOTE,
             "# Settings of the server\n",
             f"Each can stand in `{SETTINGS_FILE}` in the data directory or in the environment, or be a flag of",
-            "`nodus up` (dashes for underscores, where it has one). Flags win over the environment, and that over the file.",
+            "`nodus up` (dashes for underscores, where it has one). Flags win over variables, variables over the file.",
             "Unknown or mistyped settings stop the start with one line that names them.\n",
             *_table(("Setting", "Variable", "Default", "What it is"), rows),
             "",
