@@ -1,6 +1,6 @@
 """What the pages tell a reader to type works: each page's blocks run in order, in one folder, against a real server.
 
-A block that isn't run has `<!-- not run: reason -->` on the line before it. Each Python block is a program of its own, as
+A block that is not run has `<!-- not run: reason -->` on the line before it. Each Python block is a program, as
 a reader may paste any of them.
 """
 
