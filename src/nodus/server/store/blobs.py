@@ -1,0 +1,250 @@
+"""Blobs: files named by the sha256 of their content, beside the database, with an index in it.
+
+A blob is written to a temporary file, synced, and renamed into place: one that is there is whole. Files come before
+their index rows, so that a row never points to nothing; a file without a row is garbage that :meth:`BlobStore.sweep`
+removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from nodus.core.errors import NotFound, SHA256Mismatch
+from nodus.server.store.context import now_us, org_of
+from nodus.server.store.errors import StoreFull, StoreUnreachable
+from nodus.server.store.schema import blobs
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHUNK_BYTES = 1 << 20
+
+
+class BlobInfo(NamedTuple):
+    """What the index knows of a blob."""
+
+    sha256: str
+    size_bytes: int
+    media_type: str
+
+
+class BlobStore:
+    """The files.
+
+    Args:
+        root: their directory; made when first written to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, sha256: str) -> Path:
+        """Return where a blob is or would be.
+
+        Args:
+            sha256: 64 hex digits, with or without ``sha256:`` before them.
+
+        Raises:
+            NotFound: it isn't a digest at all, so there can't be such a blob.
+        """
+        digest = sha256.removeprefix("sha256:")
+        if not _SHA256.fullmatch(digest):
+            raise NotFound(f"{sha256!r} is no sha256 digest")
+        return self.root / digest[:2] / digest
+
+    def exists(self, sha256: str) -> bool:
+        """Tell whether the blob is there, whole."""
+        return self.path(sha256).is_file()
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes and return their sha256."""
+        with self.writer() as writer:
+            writer.write(data)
+            return writer.commit()
+
+    def put_file(self, source: Path) -> str:
+        """Store a copy of a file and return its sha256."""
+        with self.writer() as writer, source.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                writer.write(chunk)
+            return writer.commit()
+
+    def read_bytes(self, sha256: str) -> bytes:
+        """Return a blob's content.
+
+        Raises:
+            NotFound: there is no such blob.
+        """
+        try:
+            return self.path(sha256).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFound(f"blob {sha256} not found") from error
+
+    def writer(self) -> BlobWriter:
+        """Return a writer for a blob that arrives in pieces."""
+        return BlobWriter(self)
+
+    def remove(self, sha256: str) -> None:
+        """Delete a blob's file; nothing happens when there is none."""
+        self.path(sha256).unlink(missing_ok=True)
+
+    def verify(self, sha256: str) -> bool:
+        """Read a blob and tell whether its content still has its digest."""
+        digest = hashlib.sha256()
+        try:
+            with self.path(sha256).open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+        except FileNotFoundError:
+            return False
+        return digest.hexdigest() == sha256.removeprefix("sha256:")
+
+    def free_bytes(self) -> int:
+        """Return the space left on the blobs' disk."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return shutil.disk_usage(self.root).free
+
+
+class BlobWriter:
+    """Writes one blob; used as a context manager, which drops what was not committed.
+
+    with store.blobs.writer() as writer:
+        writer.write(b"...")
+        sha256 = writer.commit(expected="sha256:...")
+    """
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        try:
+            store.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, name = tempfile.mkstemp(prefix="incoming-", dir=store.root)
+        except OSError as error:
+            raise _disk_error(error, store.root) from error
+        self._temp: Path | None = Path(name)
+        self._file = os.fdopen(handle, "wb")
+
+    def write(self, data: bytes) -> None:
+        """Append bytes.
+
+        Raises:
+            StoreFull: the disk is full.
+        """
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _disk_error(error, self._store.root) from error
+        self._digest.update(data)
+        self.size_bytes += len(data)
+
+    def commit(self, expected: str | None = None) -> str:
+        """Put the blob in place, synced to the disk, and return its sha256.
+
+        Args:
+            expected: the digest it must have, if known.
+
+        Raises:
+            SHA256Mismatch: it has another one; nothing is stored.
+            StoreFull: the disk is full.
+        """
+        sha256 = self._digest.hexdigest()
+        if expected is not None and expected.removeprefix("sha256:") != sha256:
+            raise SHA256Mismatch(
+                f"the bytes have sha256 {sha256}, not {expected.removeprefix('sha256:')}",
+                fix="Send the file again; it changed or was cut off on its way.",
+            )
+        target = self._store.path(sha256)
+        assert self._temp is not None, "a blob is committed once"
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            target.parent.mkdir(exist_ok=True, mode=0o700)
+            os.replace(self._temp, target)
+            _sync_directory(target.parent)
+        except OSError as error:
+            raise _disk_error(error, self._store.root) from error
+        self._temp = None
+        return sha256
+
+    def __enter__(self) -> BlobWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._temp is not None:
+            self._temp.unlink(missing_ok=True)
+            self._temp = None
+        try:
+            self._file.close()
+        except OSError:
+            # Closing flushes; on a full disk that fails again, and the file is dropped anyway.
+            return
+
+
+def index(conn: Connection, sha256: str, size_bytes: int, media_type: str = "application/octet-stream") -> BlobInfo:
+    """Note a blob whose file is in place, or that one was used again."""
+    make = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    now, digest = now_us(conn), sha256.removeprefix("sha256:")
+    statement = make(blobs).values(
+        org=org_of(conn), sha256=digest, size_bytes=size_bytes, media_type=media_type, created_us=now, used_us=now
+    )
+    conn.execute(statement.on_conflict_do_update(index_elements=["org", "sha256"], set_={"used_us": now}))
+    return BlobInfo(digest, size_bytes, media_type)
+
+
+def find(conn: Connection, sha256: str) -> BlobInfo | None:
+    """Return what the index knows of a blob, or None."""
+    query = select(blobs.c.sha256, blobs.c.size_bytes, blobs.c.media_type).where(
+        blobs.c.org == org_of(conn), blobs.c.sha256 == sha256.removeprefix("sha256:")
+    )
+    row = conn.execute(query).first()
+    return None if row is None else BlobInfo(*row)
+
+
+def touch(conn: Connection, sha256: str) -> None:
+    """Note that a blob was used, so that it isn't the next to be pruned."""
+    mine = (blobs.c.org == org_of(conn), blobs.c.sha256 == sha256.removeprefix("sha256:"))
+    conn.execute(update(blobs).where(*mine).values(used_us=now_us(conn)))
+
+
+def unused(conn: Connection, *, keep_s: float, batch: int = 100) -> list[BlobInfo]:
+    """Return up to ``batch`` blobs that were not used for ``keep_s``; the caller knows which are still referred to."""
+    query = (
+        select(blobs.c.sha256, blobs.c.size_bytes, blobs.c.media_type)
+        .where(blobs.c.org == org_of(conn), blobs.c.used_us < now_us(conn) - int(keep_s * 1e6))
+        .order_by(blobs.c.used_us)
+        .limit(batch)
+    )
+    return [BlobInfo(*row) for row in conn.execute(query)]
+
+
+def forget(conn: Connection, sha256: str) -> None:
+    """Drop a blob's row; its file is removed after the commit."""
+    conn.execute(delete(blobs).where(blobs.c.org == org_of(conn), blobs.c.sha256 == sha256.removeprefix("sha256:")))
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _disk_error(error: OSError, root: Path) -> StoreFull | StoreUnreachable:
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"no space left for blobs in {root}", fix="Free some disk space; nothing was lost.")
+    return StoreUnreachable(f"blobs can't be written to {root}: {error.strerror}", fix="Check the directory.")

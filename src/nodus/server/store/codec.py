@@ -1,0 +1,45 @@
+"""JSON and time as the store writes them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def dumps(value: Any) -> str:
+    """Return compact JSON in ASCII, key order kept; ASCII so that NUL and lone surrogates pass PostgreSQL's text.
+
+    Raises:
+        ValueError: for NaN and infinities, which JSON lacks.
+    """
+    return _encode(value)
+
+
+def loads(text: str) -> Any:
+    """Return the value that :func:`dumps` wrote."""
+    return json.loads(text)
+
+
+def pack(value: Any) -> bytes:
+    """Return zlib-compressed JSON, for large values that are read whole."""
+    return zlib.compress(_encode(value).encode(), 1)
+
+
+def unpack(data: bytes) -> Any:
+    """Return the value that :func:`pack` wrote."""
+    return json.loads(zlib.decompress(data))
+
+
+def to_us(moment: datetime) -> int:
+    """Return microseconds since the epoch of a timezone-aware moment."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_us(value: int) -> datetime:
+    """Return the UTC moment of ``value`` microseconds since the epoch."""
+    return _EPOCH + timedelta(microseconds=value)

@@ -1,0 +1,101 @@
+"""What a transaction knows besides its connection: the org it acts for, the clock, and whether it changed objects.
+
+It travels in ``Connection.info``, so that every function of the store stays a plain function of a connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from sqlalchemy import Connection, text
+
+from nodus.core.clock import Clock
+from nodus.server.store.codec import to_us
+
+_INFO_KEY = "nodus"
+
+# One lock for every writer of objects: numbers are given out in the order in which transactions become visible, so that
+# who resumes a watch from a number misses none below it.
+_OBJECTS_LOCK = 0x6E6F647573
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of one store have in common."""
+
+    clock: Clock
+    dialect: str
+    org: str = ""
+
+
+@dataclass(slots=True)
+class Context:
+    """One connection's state."""
+
+    shared: Shared
+    changed: bool = False
+    """A change row was written since the last commit."""
+    locked: bool = False
+    """The object lock is held in the current transaction or savepoint."""
+
+
+def attach(info: dict[str, object], shared: Shared) -> None:
+    """Give a new database connection its context; called by the pool."""
+    info[_INFO_KEY] = Context(shared)
+
+
+def context(conn: Connection) -> Context:
+    """Return the connection's context."""
+    return cast(Context, conn.info[_INFO_KEY])
+
+
+def org_of(conn: Connection) -> str:
+    """Return the uid of the org that the transaction acts for."""
+    return context(conn).shared.org
+
+
+def now_us(conn: Connection) -> int:
+    """Return the server's time in microseconds since the epoch."""
+    return to_us(context(conn).shared.clock.now())
+
+
+def db_now_us(conn: Connection) -> str:
+    """Return the SQL for the database's own time in microseconds; leases of several machines agree on that one."""
+    if context(conn).shared.dialect == "sqlite":
+        return "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
+_NEXT = text("UPDATE sequences SET value = value + :count WHERE name = :name RETURNING value")
+
+
+def lock_objects(conn: Connection) -> None:
+    """Hold off every other writer of objects until this transaction ends. SQLite has one writer anyway."""
+    ctx = context(conn)
+    if ctx.locked:
+        return
+    if ctx.shared.dialect != "sqlite":
+        conn.execute(_LOCK, {"key": _OBJECTS_LOCK})
+    ctx.locked = True
+
+
+def next_rv(conn: Connection) -> int:
+    """Return the next resourceVersion; the caller writes the change row under it in the same transaction."""
+    lock_objects(conn)
+    context(conn).changed = True
+    return next_number(conn, "rv")
+
+
+def next_number(conn: Connection, name: str, count: int = 1) -> int:
+    """Take ``count`` numbers of the counter ``name`` and return the last; a rolled-back transaction gives them back."""
+    return int(conn.execute(_NEXT, {"name": name, "count": count}).scalar_one())
+
+
+def rv_now(conn: Connection) -> int:
+    """Return the newest resourceVersion that this transaction sees."""
+    return int(conn.execute(_READ, {"name": "rv"}).scalar_one())
+
+
+_READ = text("SELECT value FROM sequences WHERE name = :name")

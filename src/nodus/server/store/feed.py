@@ -1,0 +1,282 @@
+"""The feed of changes: one thread a process reads the ``changes`` table and wakes whoever waits for it.
+
+Subscribers share the latest changes in memory; one that falls behind, or resumes from an older resourceVersion, reads
+what it lacks from the database. Nothing is queued per subscriber, so a slow watcher costs nothing.
+
+    async for change in store.feed.subscribe(["Job"], since=page.resource_version):
+        ...
+
+The thread wakes on a commit of this process at once, on PostgreSQL also on the NOTIFY of another server, and looks once
+a second anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import threading
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+from sqlalchemy.engine import URL
+
+from nodus.core.errors import Expired, StoreError
+from nodus.server.store import changes
+from nodus.server.store.changes import Change
+from nodus.server.store.context import rv_now
+from nodus.server.store.errors import StoreClosed
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+_KEEP = 2_000
+_CHUNK = 500
+_CHANNEL = "nodus_changes"
+
+
+class Feed:
+    """See the module. States: idle (no subscriber yet, no thread) -> reading -> closed.
+
+    Args:
+        read: runs a function of a connection on a snapshot; blocks.
+    """
+
+    def __init__(self, read: Callable[..., Any]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._recent: list[Change] = []
+        # Changes above _floor and up to _cursor are all in _recent.
+        self._floor = self._cursor = 0
+        self._waiters: set[_Waiter] = set()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+
+    def wake(self) -> None:
+        """Say that this process committed changes. Cheap; called from writer threads."""
+        if self._thread is not None:
+            # A full pipe or a closed one: the thread is awake, or gone.
+            with contextlib.suppress(OSError):
+                os.write(self._wake_w, b"!")
+
+    def close(self) -> None:
+        """Stop the thread; subscribers get StoreClosed."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self.wake()
+        if thread is not None:
+            thread.join()
+        self._thread = None
+        self._wake_all()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    async def subscribe(self, kinds: Collection[str] | None = None, since: int | None = None) -> AsyncIterator[Change]:
+        """Yield changes in order, for ever.
+
+        Args:
+            kinds: names of the kinds wanted; None means all.
+            since: yield changes above this resourceVersion; None starts with what is committed from now on.
+
+        Raises:
+            Expired: changes above ``since`` were dropped already, at the start or because the reader fell far behind.
+            StoreClosed: the store was closed.
+        """
+        position = since if since is not None else await self.position()
+        wanted = None if kinds is None else frozenset(kinds)
+        while True:
+            found, position = await self.after(position, wanted)
+            for change in found:
+                yield change
+            if not found:
+                await self.wait(position)
+
+    async def position(self) -> int:
+        """Return the newest resourceVersion; subscribing since it misses nothing that is committed later."""
+        return int(await asyncio.to_thread(self._start))
+
+    async def after(self, rv: int, kinds: Collection[str] | None = None) -> tuple[list[Change], int]:
+        """Return the next changes above ``rv`` (at most some hundred) and the number up to which they are complete.
+
+        Raises:
+            Expired: as for :meth:`subscribe`.
+            StoreClosed: the store was closed.
+        """
+        if self._thread is None:
+            await asyncio.to_thread(self._start)
+        with self._lock:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            if self._floor <= rv <= self._cursor:
+                tail = self._recent[bisect_right(self._recent, rv, key=_number) :][:_CHUNK]
+                reached = tail[-1].rv if len(tail) == _CHUNK else self._cursor
+                return [c for c in tail if kinds is None or c.kind in kinds], reached
+        return await asyncio.to_thread(self._read_after, rv, kinds)
+
+    async def wait(self, rv: int, timeout_s: float | None = None) -> bool:
+        """Wait until there are changes above ``rv``; False when ``timeout_s`` passed first.
+
+        Raises:
+            StoreClosed: the store was closed.
+        """
+        waiter = _Waiter(asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._waiters.add(waiter)
+            ready = self._cursor > rv or self._closed
+        try:
+            if not ready:
+                async with asyncio.timeout(timeout_s):
+                    await waiter.event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter)
+        if self._closed:
+            raise StoreClosed("the store is closed")
+        return True
+
+    def _read_after(self, rv: int, kinds: Collection[str] | None) -> tuple[list[Change], int]:
+        found, reached = self._read(changes.read_after, rv, kinds=kinds, limit=_CHUNK)
+        return found, reached
+
+    def _start(self) -> int:
+        """Start the thread when there is none; return the newest resourceVersion."""
+        newest = int(self._read(rv_now))
+        with self._lock:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            if self._thread is None:
+                self._floor = self._cursor = newest
+                self._thread = threading.Thread(target=self._work, name="nodus-store-feed", daemon=True)
+                self._thread.start()
+        return newest
+
+    def _work(self) -> None:
+        while not self._closed:
+            try:
+                self._catch_up()
+                self._wait_for_news()
+            except StoreError as error:
+                log.warning("the feed of changes can't be read: %s", error.message)
+                self._pause()
+        self._end()
+
+    def _catch_up(self) -> None:
+        while not self._closed:
+            try:
+                found, reached = self._read_after(self._cursor, None)
+            except Expired:
+                self._skip()
+                return
+            if reached == self._cursor:
+                return
+            with self._lock:
+                self._recent.extend(found)
+                self._cursor = reached
+                if len(self._recent) > 2 * _KEEP:
+                    self._floor = self._recent[-_KEEP - 1].rv
+                    del self._recent[:-_KEEP]
+            self._wake_all()
+
+    def _skip(self) -> None:
+        """Start over at the newest change, after more went by than is retained; subscribers find out by themselves."""
+        newest = int(self._read(rv_now))
+        with self._lock:
+            self._recent.clear()
+            self._floor = self._cursor = newest
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        with self._lock:
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            try:
+                waiter.loop.call_soon_threadsafe(waiter.event.set)
+            except RuntimeError:
+                # Its loop was closed; nobody waits any more.
+                continue
+
+    def _wait_for_news(self) -> None:
+        select.select([self._wake_r], [], [], _POLL_S)
+        self._drain()
+
+    def _pause(self) -> None:
+        select.select([self._wake_r], [], [], _POLL_S)
+        self._drain()
+
+    def _drain(self) -> bool:
+        woken = False
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_r, 4096):
+                woken = True
+        return woken
+
+    def _end(self) -> None:
+        """Let go of what the thread holds."""
+
+
+class PostgresFeed(Feed):
+    """A feed that also tells other servers of this one's commits, and hears of theirs, over one connection.
+
+    The NOTIFY is sent after the commit and not within it: PostgreSQL takes a global lock for one in a transaction. Many
+    commits make one NOTIFY.
+    """
+
+    def __init__(self, read: Callable[..., Any], url: URL) -> None:
+        super().__init__(read)
+        self._url = url
+        self._conn: Any = None
+
+    def _wait_for_news(self) -> None:
+        import psycopg  # late: an extra
+
+        try:
+            if self._conn is None:
+                self._conn = psycopg.connect(self._conninfo(), autocommit=True)
+                self._conn.execute(f"LISTEN {_CHANNEL}")
+                # What was committed before LISTEN took effect is found by one more look.
+                return
+            select.select([self._wake_r, self._conn.fileno()], [], [], _POLL_S)
+            if self._drain():
+                self._conn.execute(f"NOTIFY {_CHANNEL}")
+            for _ in self._conn.notifies(timeout=0):
+                pass
+        except psycopg.Error as error:
+            log.warning("the connection that listens for changes was lost: %s", str(error).strip())
+            self._end()
+            self._pause()
+
+    def _conninfo(self) -> str:
+        return self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def _end(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+class _Waiter:
+    """One coroutine that waits, compared by identity."""
+
+    __slots__ = ("event", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        self.loop = loop
+        self.event = event
+
+
+def _number(change: Change) -> int:
+    return change.rv
+
+
+def make_feed(url: URL, read: Callable[..., Any]) -> Feed:
+    """Return the feed for a database."""
+    return PostgresFeed(read, url) if url.get_backend_name() == "postgresql" else Feed(read)

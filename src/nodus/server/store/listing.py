@@ -1,0 +1,172 @@
+"""Lists of objects: selectors, and pages that neither repeat nor miss an object while others are written.
+
+Pages are cut by (project, name), not by offset. All pages of a list carry the resourceVersion of the first, so that a
+watch from it also shows what changed on earlier pages.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, or_, select
+
+from nodus.core.errors import BadRequest, Expired
+from nodus.core.kinds import Kind
+from nodus.core.selectors import Requirement, matches_fields, matches_labels, parse_selector
+from nodus.server.store import changes
+from nodus.server.store.codec import dumps, loads
+from nodus.server.store.context import org_of, rv_now
+from nodus.server.store.object import Object, from_row
+from nodus.server.store.schema import object_fields, object_labels, objects
+
+Selector = str | Mapping[str, str] | tuple[Requirement, ...] | None
+"""A selector as text, as wanted values by key, or parsed."""
+
+_CHUNK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a list."""
+
+    items: list[Object]
+    resource_version: int
+    """What to start a watch from."""
+    continue_: str | None = None
+    """Token of the next page; None on the last."""
+
+
+def requirements(selector: Selector) -> tuple[Requirement, ...]:
+    """Return a selector's terms.
+
+    Raises:
+        BadRequest: the text is no selector.
+    """
+    if not selector:
+        return ()
+    if isinstance(selector, str):
+        return parse_selector(selector)
+    if isinstance(selector, Mapping):
+        return tuple(Requirement(key, "=", (value,)) for key, value in selector.items())
+    return selector
+
+
+def list_(
+    conn: Connection,
+    kind: Kind,
+    project: str | None,
+    *,
+    labels: Selector = None,
+    fields: Selector = None,
+    limit: int | None = None,
+    continue_: str | None = None,
+) -> Page:
+    """Return objects of a kind in the order of project and name.
+
+    Args:
+        conn: a transaction.
+        kind: what to list.
+        project: None lists all projects.
+        labels: label selector.
+        fields: field selector over dotted paths of the wire form; declared ones are found through an index.
+        limit: most items of the page; None gives all.
+        continue_: the token of the page before.
+
+    Raises:
+        BadRequest: a selector or the token can't be read.
+        Expired: the token is older than the retained changes; start over.
+    """
+    wanted_labels, wanted_fields = requirements(labels), requirements(fields)
+    rv, after = rv_now(conn), None
+    if continue_:
+        rv, after = _decode(continue_)
+        if rv < changes.horizon(conn):
+            raise Expired("the list's continue token is too old", fix="List again without it.")
+    query = _query(org_of(conn), kind, project, wanted_labels, wanted_fields)
+    items: list[Object] = []
+    for obj in _scan(conn, query, after, limit):
+        if not _matches(obj, wanted_labels, wanted_fields):
+            continue
+        if limit is not None and len(items) == limit:
+            last = items[-1]
+            return Page(items, rv, _encode(rv, last.project or "", last.name))
+        items.append(obj)
+    return Page(items, rv)
+
+
+def count(conn: Connection, kind: Kind, project: str | None) -> int:
+    """Return how many objects of a kind there are."""
+    query = select(func.count()).select_from(objects).where(objects.c.org == org_of(conn), objects.c.kind == kind.name)
+    if project is not None:
+        query = query.where(objects.c.project == project)
+    return int(conn.execute(query).scalar_one())
+
+
+def _query(
+    org: str, kind: Kind, project: str | None, labels: tuple[Requirement, ...], fields: tuple[Requirement, ...]
+) -> Select[Any]:
+    query = select(objects).where(objects.c.org == org, objects.c.kind == kind.name)
+    if project is not None and kind.namespaced:
+        query = query.where(objects.c.project == project)
+    for term in labels:
+        if (condition := _indexed(object_labels, "key", org, term)) is not None:
+            query = query.where(condition)
+    for term in fields:
+        if term.key in ("metadata.name", "metadata.namespace") and term.operator in ("=", "in"):
+            column = objects.c.name if term.key == "metadata.name" else objects.c.project
+            query = query.where(column.in_(term.values))
+        elif (
+            term.key in kind.selectable_fields and (condition := _indexed(object_fields, "path", org, term)) is not None
+        ):
+            query = query.where(condition)
+    return query.order_by(objects.c.project, objects.c.name)
+
+
+def _indexed(table: Any, key_column: str, org: str, term: Requirement) -> ColumnElement[bool] | None:
+    """Return the SQL of a term that an index answers; the others are left to the comparison after reading."""
+    here = and_(table.c.uid == objects.c.uid, table.c.org == org, table.c[key_column] == term.key)
+    if term.operator in ("=", "in"):
+        return exists().where(here, table.c.value.in_([value[:1024] for value in term.values]))
+    if term.operator == "exists":
+        return exists().where(here)
+    return None
+
+
+def _scan(conn: Connection, query: Select[Any], after: tuple[str, str] | None, limit: int | None) -> Iterator[Object]:
+    """Yield the rows of a query; in chunks where only a page is wanted."""
+    if limit is None:
+        if after is not None:
+            query = query.where(_beyond(after))
+        yield from map(from_row, conn.execute(query))
+        return
+    size = min(limit + 1, _CHUNK)
+    while True:
+        chunk = conn.execute((query if after is None else query.where(_beyond(after))).limit(size)).all()
+        yield from map(from_row, chunk)
+        if len(chunk) < size:
+            return
+        after = (chunk[-1].project, chunk[-1].name)
+
+
+def _beyond(after: tuple[str, str]) -> ColumnElement[bool]:
+    return or_(objects.c.project > after[0], and_(objects.c.project == after[0], objects.c.name > after[1]))
+
+
+def _matches(obj: Object, labels: tuple[Requirement, ...], fields: tuple[Requirement, ...]) -> bool:
+    return matches_labels(labels, obj.labels) and (not fields or matches_fields(fields, obj.to_wire()))
+
+
+def _encode(rv: int, project: str, name: str) -> str:
+    return base64.urlsafe_b64encode(dumps([rv, project, name]).encode()).decode()
+
+
+def _decode(token: str) -> tuple[int, tuple[str, str]]:
+    try:
+        rv, project, name = loads(base64.urlsafe_b64decode(token.encode()).decode())
+        return int(rv), (str(project), str(name))
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise BadRequest(f"{token!r} is no continue token of this server", fix="List again without it.") from error

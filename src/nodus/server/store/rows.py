@@ -1,0 +1,154 @@
+"""The three ways an object's row changes (added, saved, removed), each with its indexes and its change row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, delete, insert, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from nodus.core.errors import AlreadyExists, Conflict
+from nodus.core.kinds import KINDS
+from nodus.core.selectors import field_text
+from nodus.server.store.codec import dumps
+from nodus.server.store.context import next_rv, now_us, org_of
+from nodus.server.store.object import Object, image_of, to_columns
+from nodus.server.store.schema import changes, object_fields, object_labels, object_owners, objects
+
+_MAX_INDEXED = 1024
+
+_ADD_SQLITE = sqlite.insert(objects).on_conflict_do_nothing()
+_ADD_POSTGRESQL = postgresql.insert(objects).on_conflict_do_nothing()
+_SAVED = ("generation", "rv", "deleted_us", "labels", "annotations", "owners", "finalizers", "spec", "status")
+_SAVE = (
+    update(objects)
+    .where(objects.c.uid == bindparam("the_uid"), objects.c.rv == bindparam("old_rv"))
+    .values({name: bindparam(f"new_{name}") for name in _SAVED})
+)
+_REMOVE = delete(objects).where(objects.c.uid == bindparam("the_uid"))
+_ADD_CHANGE = insert(changes)
+
+
+def add(conn: Connection, obj: Object) -> Object:
+    """Insert a new object and return it with its resourceVersion.
+
+    Raises:
+        AlreadyExists: the kind has an object of that name in the project.
+    """
+    rv, org = next_rv(conn), org_of(conn)
+    obj = replace(obj, resource_version=rv)
+    columns = to_columns(obj)
+    statement = _ADD_SQLITE if conn.dialect.name == "sqlite" else _ADD_POSTGRESQL
+    if conn.execute(statement, {**columns, "org": org}).rowcount != 1:
+        plural = KINDS[obj.kind].plural if obj.kind in KINDS else obj.kind.lower()
+        raise AlreadyExists(
+            f'{plural}.nodus.dev "{obj.name}" already exists',
+            fix="Use another name, or delete the existing object first.",
+            details={"kind": plural, "name": obj.name},
+        )
+    _index(conn, obj.uid, org, {}, _entries(obj))
+    _record(conn, "ADDED", obj, columns, None)
+    return obj
+
+
+def save(conn: Connection, old: Object, new: Object) -> Object:
+    """Replace ``old`` by ``new`` and return that with its resourceVersion.
+
+    Raises:
+        Conflict: the row is no longer as ``old`` has it, or is gone.
+    """
+    rv = next_rv(conn)
+    new = replace(new, resource_version=rv)
+    columns = to_columns(new)
+    values = {f"new_{name}": columns[name] for name in _SAVED}
+    found = conn.execute(_SAVE, {**values, "the_uid": old.uid, "old_rv": old.resource_version})
+    if found.rowcount != 1:
+        raise stale(old)
+    before, after = _entries(old), _entries(new)
+    if before != after:
+        _index(conn, new.uid, org_of(conn), before, after)
+    _record(conn, "MODIFIED", new, columns, old)
+    return new
+
+
+def remove(conn: Connection, obj: Object) -> Object:
+    """Delete the row with everything that hangs on its uid; return the object under the deletion's resourceVersion."""
+    rv = next_rv(conn)
+    if conn.execute(_REMOVE, {"the_uid": obj.uid}).rowcount != 1:
+        raise stale(obj)
+    gone = replace(obj, resource_version=rv)
+    _record(conn, "DELETED", gone, to_columns(gone), obj)
+    return gone
+
+
+def stale(obj: Object) -> Conflict:
+    """Return the error for a write that lost against another one."""
+    return Conflict(
+        f'{obj.kind} "{obj.name}" changed since resourceVersion {obj.resource_version}',
+        fix="Read the object again and repeat the change.",
+        details={"kind": obj.kind, "name": obj.name},
+    )
+
+
+def declared_fields(obj: Object) -> dict[str, str]:
+    """Return the values of the fields that the kind declares as selectable, as selectors compare them."""
+    kind = KINDS.get(obj.kind)
+    if kind is None or not kind.selectable_fields:
+        return {}
+    wire = obj.spec if obj.kind == "Event" else {"spec": obj.spec, "status": obj.status}
+    found = ((path, field_text(wire, path)) for path in kind.selectable_fields)
+    return {path: value for path, value in found if value is not None}
+
+
+_Entries = dict[tuple[str, str], str]
+
+
+def _entries(obj: Object) -> _Entries:
+    """Return all index entries of an object: (table, key) -> value."""
+    entries = {("label", key): value for key, value in obj.labels.items()}
+    # A value longer than the index holds is found by its beginning; the whole is compared after reading.
+    entries |= {("field", path): value[:_MAX_INDEXED] for path, value in declared_fields(obj).items()}
+    entries |= {("owner", str(reference["uid"])): "" for reference in obj.owner_references}
+    return entries
+
+
+# Per table: its key column and, where it has one, its value column.
+_TABLES: dict[str, tuple[Table, str, str | None]] = {
+    "label": (object_labels, "key", "value"),
+    "field": (object_fields, "path", "value"),
+    "owner": (object_owners, "owner_uid", None),
+}
+
+
+def _index(conn: Connection, uid: str, org: str, before: _Entries, after: _Entries) -> None:
+    for name, (table, key_column, value_column) in _TABLES.items():
+        gone = [key for (kind, key), value in before.items() if kind == name and after.get((kind, key)) != value]
+        if gone:
+            conn.execute(delete(table).where(table.c.uid == uid, table.c[key_column].in_(gone)))
+        fresh: list[dict[str, Any]] = []
+        for (kind, key), value in after.items():
+            if kind == name and before.get((kind, key)) != value:
+                row = {"uid": uid, "org": org, key_column: key}
+                fresh.append(row if value_column is None else row | {value_column: value})
+        if fresh:
+            conn.execute(insert(table), fresh)
+
+
+def _record(conn: Connection, type_: str, obj: Object, columns: dict[str, Any], before: Object | None) -> None:
+    seen = None if before is None else dumps({"labels": before.labels, "fields": declared_fields(before)})
+    conn.execute(
+        _ADD_CHANGE,
+        {
+            "rv": obj.resource_version,
+            "org": org_of(conn),
+            "kind": obj.kind,
+            "project": obj.project or "",
+            "name": obj.name,
+            "uid": obj.uid,
+            "type": type_,
+            "at_us": now_us(conn),
+            "before": seen,
+            "image": image_of(columns),
+        },
+    )

@@ -1,0 +1,272 @@
+"""Every table of the store, declared once for SQLite and PostgreSQL.
+
+Conventions: JSON is text written by :mod:`nodus.server.store.codec` (PostgreSQL's JSONB would reorder keys and refuse
+NUL, and what a user wrote is returned verbatim); moments are integer microseconds since the epoch, named ``*_us``;
+every row carries its org; foreign keys go by uid, because names are reused. A change here needs a migration beside it
+(``migrations/versions``), and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _org(*, key: bool = False) -> Column[str]:
+    """The org column; ``key`` puts it first in the primary key, where names repeat between orgs."""
+    return Column("org", String(36), ForeignKey("orgs.uid"), nullable=False, primary_key=key)
+
+
+orgs = Table(
+    "orgs",
+    metadata,
+    Column("uid", String(36), primary_key=True),
+    Column("name", String(63), nullable=False, unique=True),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+sequences = Table(
+    "sequences",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""Counters: ``rv`` is the last resourceVersion given out, ``taskevents`` the last task-event number."""
+
+objects = Table(
+    "objects",
+    metadata,
+    Column("uid", String(36), primary_key=True),
+    _org(),
+    Column("kind", String(63), nullable=False),
+    # Empty for org kinds, never NULL: a unique constraint lets NULLs repeat.
+    Column("project", String(63), nullable=False),
+    Column("name", String(253), nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("rv", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("deleted_us", BigInteger),
+    Column("labels", Text, nullable=False),
+    Column("annotations", Text, nullable=False),
+    Column("owners", Text, nullable=False),
+    Column("finalizers", Text, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    UniqueConstraint("org", "kind", "project", "name"),
+)
+
+object_labels = Table(
+    "object_labels",
+    metadata,
+    Column("uid", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(317), primary_key=True),
+    Column("value", String(63), nullable=False),
+    _org(),
+    Index(None, "org", "key", "value"),
+)
+
+object_fields = Table(
+    "object_fields",
+    metadata,
+    Column("uid", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    Column("path", String(253), primary_key=True),
+    Column("value", String(1024), nullable=False),
+    _org(),
+    Index(None, "org", "path", "value"),
+)
+
+object_owners = Table(
+    "object_owners",
+    metadata,
+    Column("uid", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    # No foreign key: an orphan keeps the uid of an owner that is gone.
+    Column("owner_uid", String(36), primary_key=True),
+    _org(),
+    Index(None, "owner_uid"),
+)
+
+changes = Table(
+    "changes",
+    metadata,
+    Column("rv", BigInteger, primary_key=True, autoincrement=False),
+    _org(),
+    Column("kind", String(63), nullable=False),
+    Column("project", String(63), nullable=False),
+    Column("name", String(253), nullable=False),
+    Column("uid", String(36), nullable=False),
+    Column("type", String(8), nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    # What selectors look at before the change ({"labels": ..., "fields": ...}); NULL for ADDED.
+    Column("before", Text),
+    # The object after the change, or its last state for DELETED: columns of `objects` as one JSON object.
+    Column("image", Text, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("key", String(253), primary_key=True),
+    _org(),
+    Column("owner", String(253), nullable=False),
+    # Only ever grows, also over releases: it fences off the writes of whoever held the lease before.
+    Column("token", BigInteger, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", String(63), primary_key=True),
+    _org(),
+    Column("address", String(253), nullable=False),
+    Column("capacity", Text, nullable=False),
+    Column("started_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    _org(key=True),
+    Column("scope", String(253), nullable=False, primary_key=True),
+    Column("key", String(255), nullable=False, primary_key=True),
+    Column("request_hash", String(71), nullable=False),
+    # NULL while the first request runs.
+    Column("status", Integer),
+    Column("headers", Text),
+    Column("body", LargeBinary),
+    Column("sealed", Boolean, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+    Index(None, "expires_us"),
+)
+
+task_events = Table(
+    "task_events",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    _org(),
+    Column("trainingjob", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), nullable=False),
+    Column("attempt", String(253), nullable=False),
+    Column("id", String(253), nullable=False),
+    Column("type", String(32), nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    UniqueConstraint("trainingjob", "attempt", "id"),
+    Index(None, "trainingjob", "type", "seq"),
+)
+
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    _org(),
+    Column("trainingjob", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), nullable=False),
+    Column("attempt", String(253), nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("task_id", String(253), nullable=False),
+    Column("sample", Integer, nullable=False),
+    Column("completion_sha256", String(64), nullable=False),
+    Column("verdict", String(32), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("reward", Float(53)),
+    Column("reason", Text),
+    Column("evidence", Text, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    UniqueConstraint("trainingjob", "attempt", "phase", "step", "task_id", "sample"),
+    Index(None, "trainingjob", "phase", "seq"),
+)
+
+manifests = Table(
+    "manifests",
+    metadata,
+    _org(key=True),
+    Column("environment", String(80), nullable=False, primary_key=True),
+    Column("split", String(16), nullable=False, primary_key=True),
+    Column("seed", BigInteger, nullable=False, primary_key=True, autoincrement=False),
+    # zlib-compressed JSON: a split's tasks and answers compress well and are read whole.
+    Column("body", LargeBinary, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    _org(key=True),
+    Column("sha256", String(64), nullable=False, primary_key=True),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("media_type", String(253), nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("used_us", BigInteger, nullable=False),
+    Index(None, "used_us"),
+)
+
+volume_revisions = Table(
+    "volume_revisions",
+    metadata,
+    Column("volume", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    _org(),
+    Column("snapshot", String(80), nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    # JSON list of {"path", "sha256", "size", "mode"}, zlib-compressed.
+    Column("tree", LargeBinary, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("uid", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    _org(),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("key_version", Integer, nullable=False),
+    Column("expires_us", BigInteger),
+    Column("used_us", BigInteger),
+)
+
+secret_values = Table(
+    "secret_values",
+    metadata,
+    Column("secret", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    _org(),
+    # Every key and value of the version as one text, encrypted with the server's key file.
+    Column("sealed", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("object", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    Column("version", String(80), primary_key=True),
+    _org(),
+    # The spec under this version, kept when the object moves on to the next one.
+    Column("spec", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)

@@ -1,0 +1,275 @@
+"""Threads that run waiting transactions together and commit them at once.
+
+One write to disk per commit is what limits a database; functions that wait at the same time share it. Each runs in its
+own savepoint: one that raises is undone alone. Called by :class:`nodus.server.store.engine.Store` only.
+
+A batch that fails as a whole (a deadlock, a full disk, a lost connection) is rolled back and its functions are run
+again one by one, so that only the guilty one fails; functions must therefore have no effects but on the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
+
+from nodus.core.errors import NodusError
+from nodus.server.store.context import context
+from nodus.server.store.errors import StoreClosed, StoreUnreachable, is_lost, is_retryable, translate
+
+MAX_BATCH = 256
+MAX_TRIES = 8
+
+
+@dataclass(slots=True)
+class Job:
+    """One waiting transaction and where its outcome goes."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    future: asyncio.Future[Any] | Future[Any]
+    loop: asyncio.AbstractEventLoop | None
+    value: Any = None
+    error: BaseException | None = field(default=None)
+
+
+class _BatchLost(Exception):
+    """The whole transaction is gone; ``cause`` says why."""
+
+    def __init__(self, cause: BaseException, *, at_commit: bool = False) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.at_commit = at_commit
+
+
+class GroupWriter:
+    """A pool of writer threads over one queue.
+
+    Args:
+        engine: gives each thread its connection.
+        threads: 1 for SQLite, which has one writer; several for PostgreSQL.
+        where: the database's name in error messages.
+        on_change: called after a commit that changed objects.
+    """
+
+    def __init__(self, engine: Engine, threads: int, where: str, on_change: Callable[[], None]) -> None:
+        self._engine = engine
+        self._where = where
+        self._on_change = on_change
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._gate = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"nodus-store-writer-{index}", daemon=True)
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a transaction.
+
+        Raises:
+            StoreClosed: after :meth:`close`.
+        """
+        with self._gate:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            self._queue.put(job)
+
+    def owns_current_thread(self) -> bool:
+        """Tell whether the caller is a transaction of this writer, where waiting for another would never end."""
+        return threading.current_thread() in self._threads
+
+    def close(self) -> None:
+        """Finish what is queued, then stop the threads."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            for _ in self._threads:
+                self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        slot = _Slot(self._engine)
+        try:
+            while True:
+                job = self._queue.get()
+                if job is None:
+                    return
+                batch, last = self._drain(job)
+                self._settle(slot, batch)
+                if last:
+                    return
+        finally:
+            slot.drop()
+
+    def _drain(self, first: Job) -> tuple[list[Job], bool]:
+        batch = [first]
+        while len(batch) < MAX_BATCH:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                return batch, True
+            batch.append(job)
+        return batch, False
+
+    def _settle(self, slot: _Slot, batch: list[Job]) -> None:
+        batch = [job for job in batch if not job.future.cancelled()]
+        if len(batch) > 1:
+            try:
+                if self._run_batch(slot, batch):
+                    self._on_change()
+                _deliver(batch)
+                return
+            except _BatchLost as lost:
+                slot.drop()
+                if lost.at_commit and is_lost(lost.cause):
+                    self._fail(batch, lost)
+                    return
+        for job in batch:
+            self._run_alone(slot, job)
+            _deliver([job])
+
+    def _fail(self, batch: list[Job], lost: _BatchLost) -> None:
+        for job in batch:
+            job.error = self._explain(lost)
+        _deliver(batch)
+
+    def _run_alone(self, slot: _Slot, job: Job) -> None:
+        for attempt in range(MAX_TRIES):
+            try:
+                if self._run_batch(slot, [job]):
+                    self._on_change()
+                return
+            except _BatchLost as lost:
+                slot.drop()
+                again = is_retryable(lost.cause) or (is_lost(lost.cause) and not lost.at_commit and attempt < 2)
+                if not again or attempt + 1 == MAX_TRIES:
+                    job.error = self._explain(lost)
+                    return
+                # Jitter, so that two transactions that deadlocked don't meet again.
+                time.sleep(random.uniform(0, 0.005 * 2**attempt))
+
+    def _explain(self, lost: _BatchLost) -> BaseException:
+        if not isinstance(lost.cause, SQLAlchemyError):
+            return lost.cause
+        if lost.at_commit and is_lost(lost.cause):
+            message = f"the connection to {self._where} was lost during a commit; whether it took place is unknown"
+            return StoreUnreachable(message, fix="Read the object again before repeating the request.")
+        return translate(lost.cause, self._where)
+
+    def _run_batch(self, slot: _Slot, batch: list[Job]) -> bool:
+        """Run and commit; True when objects changed. Every job has its value or error when this returns."""
+        try:
+            conn = slot.connection()
+            transaction = conn.begin()
+        except SQLAlchemyError as error:
+            raise _BatchLost(error) from error
+        ctx = context(conn)
+        ctx.changed = ctx.locked = False
+        try:
+            if len(batch) == 1:
+                _run_only(conn, batch[0])
+                if batch[0].error is not None:
+                    transaction.rollback()
+                    return False
+            else:
+                for job in batch:
+                    _run_in_savepoint(conn, job)
+        except _BatchLost:
+            raise
+        except SQLAlchemyError as error:
+            raise _BatchLost(error) from error
+        try:
+            transaction.commit()
+        except SQLAlchemyError as error:
+            raise _BatchLost(error, at_commit=True) from error
+        return ctx.changed
+
+
+class _Slot:
+    """One thread's connection, opened when needed and again after it was lost."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._conn: Connection | None = None
+
+    def connection(self) -> Connection:
+        if self._conn is None:
+            self._conn = self._engine.connect()
+        return self._conn
+
+    def drop(self) -> None:
+        if self._conn is not None:
+            conn, self._conn = self._conn, None
+            try:
+                conn.invalidate()
+                conn.close()
+            except SQLAlchemyError:
+                # The connection is broken already; that is why it is dropped.
+                return
+
+
+def _run_only(conn: Connection, job: Job) -> None:
+    job.value = job.error = None
+    try:
+        job.value = job.fn(conn, *job.args)
+    except (NodusError, IntegrityError, DataError, ProgrammingError) as error:
+        job.error = error
+    except DBAPIError as error:
+        raise _BatchLost(error) from error
+    except Exception as error:  # noqa: BLE001 - a caller's function may raise anything; its caller gets it back
+        job.error = error
+
+
+def _run_in_savepoint(conn: Connection, job: Job) -> None:
+    # Plain statements: SQLAlchemy's nested transactions cost more than the statements between them.
+    ctx = context(conn)
+    changed_before, ctx.locked = ctx.changed, False
+    conn.exec_driver_sql("SAVEPOINT job")
+    _run_only(conn, job)
+    if job.error is not None:
+        conn.exec_driver_sql("ROLLBACK TO SAVEPOINT job")
+        ctx.changed = changed_before
+    conn.exec_driver_sql("RELEASE SAVEPOINT job")
+
+
+def _deliver(batch: list[Job]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in batch:
+        if job.loop is not None:
+            by_loop.setdefault(job.loop, []).append(job)
+        elif job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.value)
+    for loop, jobs in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, jobs)
+        except RuntimeError:
+            # The loop was closed while its tasks waited; nobody is left to tell.
+            continue
+
+
+def _resolve(jobs: list[Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.value)
