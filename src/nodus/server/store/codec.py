@@ -25,6 +25,11 @@ def loads(text: str) -> Any:
     return json.loads(text)
 
 
+def clean(text: str) -> str:
+    """Return text that both databases hold: NUL and lone surrogates are replaced."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
 def pack(value: Any) -> bytes:
     """Return zlib-compressed JSON, for large values that are read whole."""
     return zlib.compress(_encode(value).encode(), 1)

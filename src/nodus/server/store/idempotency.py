@@ -73,7 +73,7 @@ def begin(conn: Connection, scope: str, key: str, request_hash: str, *, sealer: 
     conn.execute(delete(idempotency).where(_MINE, or_(_T.expires_us <= now, stale)), mine)
     make = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
     claimed = conn.execute(
-        make(idempotency).on_conflict_do_nothing(),
+        make(idempotency).on_conflict_do_nothing().returning(_T.key),
         {
             "org": org_of(conn),
             "scope": scope,
@@ -84,7 +84,7 @@ def begin(conn: Connection, scope: str, key: str, request_hash: str, *, sealer: 
             "expires_us": now + RETAIN_S * 1_000_000,
         },
     )
-    if claimed.rowcount == 1:
+    if claimed.first() is not None:
         return None
     row = conn.execute(select(idempotency).where(_MINE), mine).one()
     if row.request_hash != request_hash:

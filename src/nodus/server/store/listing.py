@@ -21,6 +21,7 @@ from nodus.server.store import changes
 from nodus.server.store.codec import dumps, loads
 from nodus.server.store.context import org_of, rv_now
 from nodus.server.store.object import Object, from_row
+from nodus.server.store.rows import indexed
 from nodus.server.store.schema import object_fields, object_labels, objects
 
 Selector = str | Mapping[str, str] | tuple[Requirement, ...] | None
@@ -130,7 +131,7 @@ def _indexed(table: Any, key_column: str, org: str, term: Requirement) -> Column
     """Return the SQL of a term that an index answers; the others are left to the comparison after reading."""
     here = and_(table.c.uid == objects.c.uid, table.c.org == org, table.c[key_column] == term.key)
     if term.operator in ("=", "in"):
-        return exists().where(here, table.c.value.in_([value[:1024] for value in term.values]))
+        return exists().where(here, table.c.value.in_([indexed(value) for value in term.values]))
     if term.operator == "exists":
         return exists().where(here)
     return None

@@ -11,15 +11,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from nodus.core.errors import AlreadyExists, Conflict
 from nodus.core.kinds import KINDS
 from nodus.core.selectors import field_text
-from nodus.server.store.codec import dumps
+from nodus.server.store.codec import clean, dumps
 from nodus.server.store.context import next_rv, now_us, org_of
 from nodus.server.store.object import Object, image_of, to_columns
 from nodus.server.store.schema import changes, object_fields, object_labels, object_owners, objects
 
-_MAX_INDEXED = 1024
 
-_ADD_SQLITE = sqlite.insert(objects).on_conflict_do_nothing()
-_ADD_POSTGRESQL = postgresql.insert(objects).on_conflict_do_nothing()
+_ADD_SQLITE = sqlite.insert(objects).on_conflict_do_nothing().returning(objects.c.uid)
+_ADD_POSTGRESQL = postgresql.insert(objects).on_conflict_do_nothing().returning(objects.c.uid)
 _SAVED = ("generation", "rv", "deleted_us", "labels", "annotations", "owners", "finalizers", "spec", "status")
 _SAVE = (
     update(objects)
@@ -40,7 +39,7 @@ def add(conn: Connection, obj: Object) -> Object:
     obj = replace(obj, resource_version=rv)
     columns = to_columns(obj)
     statement = _ADD_SQLITE if conn.dialect.name == "sqlite" else _ADD_POSTGRESQL
-    if conn.execute(statement, {**columns, "org": org}).rowcount != 1:
+    if conn.execute(statement, {**columns, "org": org}).first() is None:
         plural = KINDS[obj.kind].plural if obj.kind in KINDS else obj.kind.lower()
         raise AlreadyExists(
             f'{plural}.nodus.dev "{obj.name}" already exists',
@@ -101,14 +100,18 @@ def declared_fields(obj: Object) -> dict[str, str]:
     return {path: value for path, value in found if value is not None}
 
 
+def indexed(value: str) -> str:
+    """Return a field's value as the index holds it: what is longer is found by its beginning and compared after."""
+    return clean(value)[:256]
+
+
 _Entries = dict[tuple[str, str], str]
 
 
 def _entries(obj: Object) -> _Entries:
     """Return all index entries of an object: (table, key) -> value."""
     entries = {("label", key): value for key, value in obj.labels.items()}
-    # A value longer than the index holds is found by its beginning; the whole is compared after reading.
-    entries |= {("field", path): value[:_MAX_INDEXED] for path, value in declared_fields(obj).items()}
+    entries |= {("field", path): indexed(value) for path, value in declared_fields(obj).items()}
     entries |= {("owner", str(reference["uid"])): "" for reference in obj.owner_references}
     return entries
 

@@ -92,7 +92,8 @@ object_fields = Table(
     metadata,
     Column("uid", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
     Column("path", String(253), primary_key=True),
-    Column("value", String(1024), nullable=False),
+    # Longer values are cut: an index entry of PostgreSQL holds 2704 bytes.
+    Column("value", String(256), nullable=False),
     _org(),
     Index(None, "org", "path", "value"),
 )

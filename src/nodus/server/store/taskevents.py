@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.core.clock import rfc3339
 from nodus.core.errors import BadRequest, Conflict
-from nodus.server.store.codec import dumps, from_us, loads
+from nodus.server.store.codec import clean, dumps, from_us, loads
 from nodus.server.store.context import next_number, now_us, org_of
 from nodus.server.store.schema import task_events, verdicts
 
@@ -69,7 +69,7 @@ def append(conn: Connection, trainingjob_uid: str, attempt: str, events: Sequenc
     if not events:
         return 0
     last = next_number(conn, _COUNTER, len(events))
-    statement = _insert(conn, task_events).on_conflict_do_nothing()
+    statement = _insert(conn, task_events).on_conflict_do_nothing().returning(task_events.c.seq)
     now, org = now_us(conn), org_of(conn)
     new = 0
     for seq, event in enumerate(events, last - len(events) + 1):
@@ -83,7 +83,7 @@ def append(conn: Connection, trainingjob_uid: str, attempt: str, events: Sequenc
             "at_us": now,
             "body": dumps(dict(event)),
         }
-        new += conn.execute(statement, row).rowcount
+        new += conn.execute(statement, row).first() is not None
     return new
 
 
@@ -154,7 +154,7 @@ def record_verdicts(
             "verdict": item.verdict,
             "outcome": item.outcome,
             "reward": item.reward,
-            "reason": item.reason,
+            "reason": None if item.reason is None else clean(item.reason),
             "evidence": dumps(item.evidence),
             "at_us": now,
         }
@@ -274,3 +274,15 @@ def _task_event(row: Any) -> dict[str, Any]:
     if row.reason is not None:
         event["reason"] = row.reason
     return event
+
+
+def newest_report(conn: Connection, trainingjob_uid: str, type_: str) -> dict[str, Any] | None:
+    """Return the last report of a type (Stage, Metrics, Diagnostics), or None when there is none yet."""
+    query = (
+        select(task_events)
+        .where(task_events.c.trainingjob == trainingjob_uid, task_events.c.type == type_)
+        .order_by(task_events.c.seq.desc())
+        .limit(1)
+    )
+    row = conn.execute(query).first()
+    return None if row is None else _report(row)
