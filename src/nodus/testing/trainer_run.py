@@ -1,0 +1,105 @@
+"""Start the trainer as a Job would, without a server: directories, params.json, environment variables, a fake socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodus.core.digests import digest_of
+from nodus.testing.attempt_server import AttemptServer, Grade
+
+PROJECT, NAME = "default", "test-run"
+
+
+class TrainerRun:
+    """One TrainingJob's directories, any number of attempts of which can be run one after the other.
+
+    Args:
+        directory: Holds inputs, state, outputs and termination messages; made when missing.
+        model_dir: The model's directory.
+        parameters: ``spec.parameters``, with the runtime's defaults left to the trainer.
+        params: Keys of params.json that differ from the ones made here.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        model_dir: Path,
+        parameters: Mapping[str, Any],
+        **params: Any,
+    ) -> None:
+        self.directory = directory
+        self.model_dir = model_dir
+        self.params: dict[str, Any] = {
+            "task": "GRPO",
+            "mode": "Train",
+            "trainingJob": NAME,
+            "project": PROJECT,
+            "parameters": dict(parameters),
+            "environment": {"name": "nodus/test", "version": "1.0.0", "digest": "sha256:env", "seed": 42},
+            "evaluation": {"baseline": False, "final": False, "minComparisonTasks": 16},
+            "modelUri": "hf://test/tiny",
+            "modelRevision": None,
+            "modelDigest": "sha256:model",
+            "runtime": {"name": "nodus/grpo-lora", "image": "nodus/grpo-lora:2.0.0", "digest": "sha256:runtime"},
+            **params,
+        }
+        self.params.setdefault("configurationDigest", digest_of({k: self.params[k] for k in sorted(self.params)}))
+        # Unix socket paths are short; temporary directories of tests are not.
+        self.socket = Path(tempfile.mkdtemp(prefix="nodus-")) / "api.sock"
+        for name in ("params", "state", "outputs"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+
+    def server(
+        self, train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]], grade: Grade
+    ) -> AttemptServer:
+        """The fake server that this run's attempts talk to; a context manager."""
+        return AttemptServer(self.socket, train, test, grade)
+
+    def environ(self, attempt: str) -> dict[str, str]:
+        """The environment variables of an attempt, params.json written."""
+        (self.directory / "params" / "params.json").write_text(json.dumps(self.params))
+        termination = self.directory / "termination" / attempt
+        termination.mkdir(parents=True, exist_ok=True)
+        return {
+            "NODUS_ATTEMPT": attempt,
+            "NODUS_PROJECT": PROJECT,
+            "NODUS_TRAINING_JOB": NAME,
+            "NODUS_INPUT_PARAMS": str(self.directory / "params"),
+            "NODUS_INPUT_MODEL": str(self.model_dir),
+            "NODUS_STATE_DIR": str(self.directory / "state"),
+            "NODUS_OUTPUT_DIR": str(self.directory / "outputs"),
+            "NODUS_RUNTIME_SOCKET": str(self.socket),
+            "NODUS_TERMINATION_DIR": str(termination),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONHASHSEED": "0",
+        }
+
+    def start(self, attempt: str = "att1", **env: str) -> subprocess.Popen[str]:
+        """Start an attempt in a process of its own; its output is in ``<directory>/<attempt>.log``."""
+        with (self.directory / f"{attempt}.log").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "nodus.trainer"],
+                env={**os.environ, **self.environ(attempt), **env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def message(self, attempt: str = "att1") -> dict[str, Any]:
+        """The message.json that a failed attempt left."""
+        return json.loads((self.directory / "termination" / attempt / "message.json").read_text())
+
+    def output(self, name: str) -> Any:
+        """The JSON of an output file."""
+        return json.loads((self.directory / "outputs" / name).read_text())
+
+    def log(self, attempt: str = "att1") -> str:
+        """What an attempt printed."""
+        return (self.directory / f"{attempt}.log").read_text()

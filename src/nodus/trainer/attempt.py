@@ -1,0 +1,240 @@
+"""The trainer's client of the attempt API: tasks, gradings and task events over the attempt's unix socket.
+
+The supervisor behind the socket adds the attempt's token and holds requests while the server is away. Every POST carries
+an Idempotency-Key that follows from what it says, so that a re-send after a lost answer changes nothing. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nodus.core.digests import digest_of
+from nodus.core.errors import BadRequest, NodusError, Unavailable, from_status
+
+Phase = Literal["Baseline", "Training", "Evaluation"]
+
+MAX_COMPLETIONS = 4096
+"""Most completions of one gradings request."""
+VERDICTS = {"Correct": "Passed", "Incorrect": "Failed", "InvalidOutput": "Failed", "InfrastructureFailure": "Error"}
+"""Every verdict and the outcome that goes with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of the environment: what the model is asked, without its answer."""
+
+    id: str
+    prompt: str | list[dict[str, Any]]
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion to be graded; (phase, step, task, sample) names it for good."""
+
+    task_id: str
+    sample: int
+    completion: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the platform's grader decided about one completion."""
+
+    task_id: str
+    sample: int
+    verdict: str
+    outcome: str
+    reward: float | None
+    """None exactly when the grader could not run."""
+    reason: str | None = None
+
+
+class GraderProtocolError(NodusError):
+    """The answer to a gradings request does not answer what was asked; nothing of it is used."""
+
+    reason, status = "GraderProtocolError", 502
+
+
+class AttemptClient:
+    """Calls the attempt API of one TrainingJob.
+
+    Example:
+        >>> client = AttemptClient(Path("/run/nodus/api.sock"), "default", "my-grpo", "att-1")
+        >>> train, held_out = client.tasks()
+    """
+
+    def __init__(
+        self,
+        socket_path: Path,
+        project: str,
+        name: str,
+        attempt: str,
+        *,
+        patience_s: float = 600.0,
+        timeout_s: float = 1800.0,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._socket_path = str(socket_path)
+        self._base = f"/apis/nodus.dev/v1beta1/namespaces/{project}/trainingjobs/{name}"
+        # Keys are the attempt's own: verdicts are recorded once an attempt, not once a run.
+        self._key = attempt
+        self._patience_s = patience_s
+        self._timeout_s = timeout_s
+        self._pause = pause
+
+    def tasks(self) -> tuple[list[Task], list[Task]]:
+        """Fetch the training and the held-out tasks, in the run's order.
+
+        Raises:
+            NodusError: The server's own error, such as EnvironmentTasksFailed.
+            BadRequest: When the answer is not the documented one.
+        """
+        files = self._post("tasks", {}, key="tasks").get("files")
+        if not isinstance(files, Mapping):
+            raise BadRequest("the answer to the tasks request has no files")
+        return parse_tasks(files.get("train.jsonl") or ""), parse_tasks(files.get("test.jsonl") or "")
+
+    def grade(self, phase: Phase, step: int, samples: Sequence[Sample]) -> list[Verdict]:
+        """Have completions graded; one verdict for each, in order.
+
+        Args:
+            phase: What the completions were sampled for.
+            step: Optimizer step they belong to; 0 for a baseline.
+            samples: Any number of completions, each (task, sample) once.
+
+        Raises:
+            GraderFailed: When the share of InfrastructureFailure passed its bound.
+            GraderProtocolError: When the verdicts are not those of the completions sent.
+        """
+        verdicts: list[Verdict] = []
+        for chunk in _chunks(samples):
+            rows = [{"taskId": s.task_id, "sample": s.sample, "completion": s.completion} for s in chunk]
+            body = {"phase": phase, "step": step, "completions": rows}
+            answer = self._post("gradings", body, key=f"gradings-{digest_of(body)[7:39]}")
+            verdicts.extend(parse_verdicts(answer, chunk))
+        return verdicts
+
+    def events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Record task events; each carries an ``id`` that makes a second sending harmless."""
+        body = {"events": [{k: _finite(v) for k, v in event.items()} for event in events]}
+        self._post("taskevents", body, key=f"events-{digest_of(body)[7:39]}")
+
+    def stage(self, name: str) -> None:
+        """Say which stage the run is in: Baseline, Training or Evaluating."""
+        self.events([{"id": f"stage-{name}", "type": "Stage", "stage": name}])
+
+    def _post(self, verb: str, body: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        """POST with retries for as long as the server may be restarting."""
+        deadline = time.monotonic() + self._patience_s
+        delay_s = 0.1
+        while True:
+            try:
+                return self._once(f"{self._base}/{verb}", json.dumps(body), key)
+            except (OSError, http.client.HTTPException) as error:
+                failure: NodusError = Unavailable(f"{verb}: the attempt socket {self._socket_path} failed: {error}")
+            except NodusError as error:
+                if not error.retryable:
+                    raise
+                failure = error
+            if time.monotonic() + delay_s > deadline:
+                raise failure
+            self._pause(max(delay_s, failure.retry_after_s or 0.0))
+            delay_s = min(delay_s * 2, 5.0)
+
+    def _once(self, path: str, body: str, key: str) -> dict[str, Any]:
+        connection = _UnixConnection(self._socket_path, self._timeout_s)
+        try:
+            headers = {"Content-Type": "application/json", "Idempotency-Key": f"{self._key}-{key}"}
+            connection.request("POST", path, body=body.encode(), headers=headers)
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        try:
+            answer = json.loads(text) if text.strip() else {}
+        except ValueError:
+            answer = {"message": text[:200].decode(errors="replace")}
+        if not isinstance(answer, dict):
+            answer = {"message": f"the answer is {type(answer).__name__}, not a mapping"}
+        if response.status >= 400:
+            raise from_status(answer, response.status)
+        return answer
+
+
+def parse_tasks(text: str) -> list[Task]:
+    """Read task lines ``{"taskId", "prompt", "metadata"}``.
+
+    Raises:
+        BadRequest: For a line that is not such a task, with its number.
+    """
+    tasks = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt = row["prompt"]
+            tasks.append(Task(str(row["taskId"]), prompt, row.get("metadata") or {}))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadRequest(f"line {number} of the task manifest is not a task: {error!r}") from error
+        if not isinstance(prompt, (str, list)):
+            raise BadRequest(f"line {number} of the task manifest: the prompt is a {type(prompt).__name__}")
+    return tasks
+
+
+def parse_verdicts(answer: Mapping[str, Any], samples: Sequence[Sample]) -> list[Verdict]:
+    """Take the verdicts of an answer only if they are exactly those of ``samples``, in order and well formed.
+
+    Raises:
+        GraderProtocolError: For a missing, extra, reordered or contradictory verdict.
+    """
+    rows = answer.get("verdicts")
+    if not isinstance(rows, list) or len(rows) != len(samples):
+        count = len(rows) if isinstance(rows, list) else "no"
+        raise GraderProtocolError(f"{count} verdicts for {len(samples)} completions")
+    return [_verdict(row, sample) for row, sample in zip(rows, samples, strict=True)]
+
+
+def _verdict(row: Any, sample: Sample) -> Verdict:
+    if not isinstance(row, Mapping) or (row.get("taskId"), row.get("sample")) != (sample.task_id, sample.sample):
+        raise GraderProtocolError(f"a verdict for {row!r:.200} where {sample.task_id} sample {sample.sample} was asked")
+    name, reward = row.get("verdict"), row.get("reward")
+    if name not in VERDICTS or row.get("outcome", VERDICTS[name]) != VERDICTS[name]:
+        raise GraderProtocolError(f"{sample.task_id}: verdict {name!r} with outcome {row.get('outcome')!r}")
+    number = isinstance(reward, (int, float)) and not isinstance(reward, bool) and math.isfinite(reward)
+    if number != (name != "InfrastructureFailure") or (reward is not None and not number):
+        raise GraderProtocolError(f"{sample.task_id}: verdict {name} with reward {reward!r}")
+    return Verdict(
+        sample.task_id, sample.sample, name, VERDICTS[name], float(reward) if number else None, row.get("reason")
+    )
+
+
+def _chunks(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+    for start in range(0, len(samples), MAX_COMPLETIONS):
+        yield samples[start : start + MAX_COMPLETIONS]
+
+
+def _finite(value: Any) -> Any:
+    # JSON has no NaN: a mean over nothing is reported as absent.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the unix socket in place of a host and port."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -1,0 +1,307 @@
+"""TRL's GRPOTrainer with what Nodus adds: shared prompts, exact resume, faults left out, and figures for every step.
+
+The algorithm and the loss are TRL's. Overridden here are how completions are sampled and scored (the same numbers in
+fewer operations), the order of tasks (a function of seed and epoch, so that a resumed run continues it), the removal of
+completions whose grader could not run, and the measuring of the KL divergence where ``beta`` is 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers import Trainer
+from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import split_tensor_dict
+
+from nodus.trainer.generation import Sampling, generate
+from nodus.trainer.scoring import add_scoring, pack, score, supports_packing
+
+_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """What one optimizer step measured of itself, summed over its micro-batches."""
+
+    rows: int = 0
+    """Completions in the loss."""
+    completion_tokens: int = 0
+    tokens: int = 0
+    """Prompt and completion tokens in the loss."""
+    kl: float | None = None
+    """Mean KL divergence from the base model over the tokens of one group; None where it is not measured apart."""
+    kl_seconds: float = 0.0
+
+
+class EpochSampler(Sampler[int]):
+    """TRL's RepeatSampler with an order that follows from seed and epoch alone.
+
+    TRL draws each epoch's permutation from one generator, which a resumed process starts anew: it would see the first
+    epoch's order in every epoch it resumes in. The permutations here are the same ones, drawn up to the epoch asked for.
+
+    Args:
+        num_tasks: Length of the data set.
+        group: Times each task is repeated in a batch (G).
+        tasks_per_batch: Different tasks of one generation batch; what is left over at an epoch's end is dropped.
+        repeats: Times a batch is yielded, once a micro-step that uses it.
+        seed: Seed of the order.
+    """
+
+    def __init__(self, num_tasks: int, group: int, tasks_per_batch: int, repeats: int, seed: int) -> None:
+        self._num_tasks = num_tasks
+        self._group = group
+        self._tasks_per_batch = tasks_per_batch
+        self._repeats = repeats
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration yields, from 0."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed)
+        for _ in range(self._epoch):
+            torch.randperm(self._num_tasks, generator=generator)
+        order = torch.randperm(self._num_tasks, generator=generator).tolist()
+        for start in range(0, self._num_tasks - self._tasks_per_batch + 1, self._tasks_per_batch):
+            chunk = order[start : start + self._tasks_per_batch]
+            for _ in range(self._repeats):
+                for index in chunk:
+                    yield from [index] * self._group
+
+    def __len__(self) -> int:
+        batches = self._num_tasks // self._tasks_per_batch
+        return batches * self._tasks_per_batch * self._group * self._repeats
+
+
+class GroupTrainer(GRPOTrainer):
+    """A GRPOTrainer whose data set names tasks and whose prompts are token ids prepared beforehand.
+
+    Args:
+        prompt_ids: Token ids of every task's prompt, by task id; the data set's ``prompt`` column holds the task id.
+        on_checkpoint: Called with a checkpoint's directory once transformers has written it.
+        **arguments: Those of GRPOTrainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt_ids: Mapping[str, list[int]],
+        on_checkpoint: Callable[[Path], None] | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self._prompt_ids = prompt_ids
+        self._on_checkpoint = on_checkpoint
+        self._unscored: torch.Tensor | None = None
+        self.figures = StepFigures()
+        self.no_contrast_share: float | None = None
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        self._packs = supports_packing(base) and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        if self._packs:
+            add_scoring(base, self.temperature)
+
+    # ---- data ------------------------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
+        return EpochSampler(
+            len(self.train_dataset if dataset is None else dataset),
+            self.num_generations,
+            self.args.generation_batch_size // self.num_generations,
+            self.num_iterations * self.args.steps_per_generation,
+            self.args.seed,
+        )
+
+    @property
+    def at_generation_boundary(self) -> bool:
+        """Whether the completions sampled so far are used up, so that a resume starts by sampling, as an unbroken run."""
+        return self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+
+    # ---- sampling --------------------------------------------------------------------------------------------------
+
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return [self._prompt_ids[task_id] for task_id in prompts], None, {}
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *rest: Any
+    ) -> tuple[list[list[int]], None]:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
+        # A process may hold part of a group: copies of a prompt are those that stand next to each other here.
+        unique, copies = _runs(prompt_ids)
+        unwrap = unwrap_model_for_generation(
+            self.model_wrapped,
+            self.accelerator,
+            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+        )
+        with unwrap as model, self.accelerator.autocast():
+            completions = generate(
+                model,
+                unique,
+                copies=copies,
+                max_new_tokens=self.max_completion_length,
+                stop_ids=self.eos_token_ids,
+                pad_id=self._tokenizer.pad_token_id,
+                sampling=Sampling(self.temperature, self.top_k, self.top_p),
+            )
+        return completions, None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        unscored = self._unscored
+        if unscored is not None and bool(unscored.any()):
+            # TRL leaves an unrewarded completion out of its group's mean and deviation and gives it no advantage; its
+            # tokens would still count in the loss's normaliser and in the KL penalty.
+            rank, rows = self.accelerator.process_index, len(inputs)
+            local = unscored[rank * rows : (rank + 1) * rows].to(batch["completion_mask"].device)
+            batch["completion_mask"] = batch["completion_mask"].masked_fill(local.unsqueeze(1), 0)
+            batch["num_items_in_batch"] = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+        return batch
+
+    def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(*arguments)
+        self._unscored = rewards.isnan().all(dim=1)
+        groups = rewards.nansum(dim=1).masked_fill(self._unscored, torch.nan).view(-1, self.num_generations)
+        high = groups.nan_to_num(nan=-torch.inf).max(dim=1).values
+        low = groups.nan_to_num(nan=torch.inf).min(dim=1).values
+        # A group with no scored completion teaches as little as one whose rewards are all equal.
+        self.no_contrast_share = float((high <= low).float().mean())
+        return rewards
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """TRL's buffering of a generation batch without its shuffle, so that a group stays in one micro-batch.
+
+        The loss is a sum over the batch, divided by a number of the whole batch: its gradient is that of any order.
+        """
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        if self.at_generation_boundary or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    # ---- loss ------------------------------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **fields: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        if not self._packs or compute_aux_loss or model is self.ref_model:
+            return super()._get_per_token_logps_and_entropies(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size,
+                compute_entropy,
+                compute_aux_loss,
+                **fields,
+            )
+        size = batch_size or len(input_ids)
+        parts = []
+        for start in range(0, len(input_ids), size):
+            ids, mask = input_ids[start : start + size], attention_mask[start : start + size]
+            packed = pack(ids, mask, logits_to_keep, self._tokenizer.pad_token_id)
+            with self.accelerator.autocast():
+                parts.append(score(model, packed, (len(ids), logits_to_keep), self.model.dtype))
+        log_probs = torch.cat([part[0] for part in parts])
+        entropies = torch.cat([part[1] for part in parts]) if compute_entropy else None
+        return log_probs, entropies, None
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        self._count(inputs)
+        if self._first_of_step and self.beta == 0 and self._has_reference:
+            self._measure_kl()
+        if self._without_gradient(inputs):
+            # Zero gradients rather than none: the optimizer still takes its step, momentum and decay included.
+            return sum((p * 0).sum() for p in model.parameters() if p.requires_grad)
+        return super()._compute_loss(model, inputs)
+
+    @property
+    def _first_of_step(self) -> bool:
+        return self.figures.kl_seconds == 0.0
+
+    @property
+    def _has_reference(self) -> bool:
+        return hasattr(self.model, "disable_adapter")
+
+    def _without_gradient(self, inputs: dict[str, Any]) -> bool:
+        """Whether a micro-batch's loss has a gradient of exactly zero: no advantage, no penalty, no other process."""
+        if self.beta != 0 or self.accelerator.num_processes > 1:
+            return False
+        return not bool((inputs["advantages"] != 0).any()) or not bool(inputs["completion_mask"].any())
+
+    def _count(self, inputs: dict[str, Any]) -> None:
+        lengths = inputs["completion_mask"].sum(dim=1)
+        prompts = inputs["prompt_mask"].sum(dim=1)
+        self.figures.rows += int((lengths > 0).sum())
+        self.figures.completion_tokens += int(lengths.sum())
+        self.figures.tokens += int(lengths.sum()) + int(prompts[lengths > 0].sum())
+
+    @torch.no_grad()
+    def _measure_kl(self) -> None:
+        """Measure the KL divergence from the base model on one group of the step, with dropout off."""
+        started = time.perf_counter()
+        rows = self._one_group()
+        mask = rows["completion_mask"]
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        attention = torch.cat([rows["prompt_mask"], mask], dim=1)
+        arguments = (ids, attention, mask.size(1), self.args.per_device_train_batch_size)
+        training = self.model.training
+        self.model.eval()
+        policy = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
+        with self.accelerator.unwrap_model(self.model).disable_adapter():
+            base = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
+        self.model.train(training)
+        difference = (base - policy).double()
+        divergence = (difference.exp() - difference - 1) * mask
+        tokens = int(mask.sum())
+        self.figures.kl = float(divergence.sum() / tokens) if tokens else None
+        self.figures.kl_seconds = max(time.perf_counter() - started, 1e-9)
+
+    def _one_group(self) -> dict[str, torch.Tensor]:
+        parts, rows = [], 0
+        assert self._buffered_inputs is not None
+        for part in self._buffered_inputs[self._step % self.args.steps_per_generation :]:
+            parts.append(part)
+            rows += len(part["prompt_ids"])
+            if rows >= self.num_generations:
+                break
+        return {key: torch.cat([part[key] for part in parts])[: self.num_generations] for key in _ROWS}
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # transformers' own: TRL's adds a model card, which a recovery checkpoint has no use for.
+        Trainer._save_checkpoint(self, model, trial)
+        self.accelerator.wait_for_everyone()
+        if self._on_checkpoint is not None and self.args.should_save:
+            self._on_checkpoint(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+
+def _runs(prompt_ids: list[list[int]]) -> tuple[list[list[int]], int]:
+    """Prompts without their repetitions, and how often each stands there; 1 when they are not evenly repeated."""
+    unique: list[list[int]] = []
+    counts: list[int] = []
+    for ids in prompt_ids:
+        if unique and unique[-1] == ids:
+            counts[-1] += 1
+        else:
+            unique.append(ids)
+            counts.append(1)
+    return (unique, counts[0]) if len(set(counts)) == 1 else (list(prompt_ids), 1)

@@ -1,0 +1,39 @@
+"""The trainer's entry point: read the run, call its task, report a failure with its reason."""
+
+from __future__ import annotations
+
+import sys
+
+from nodus.trainer.failures import report
+
+USAGE = """usage: python -m nodus.trainer
+
+Runs one training or evaluation of a TrainingJob. Everything is read from the environment that a Nodus Job sets:
+NODUS_INPUT_PARAMS NODUS_INPUT_MODEL NODUS_STATE_DIR NODUS_OUTPUT_DIR NODUS_RUNTIME_SOCKET NODUS_TERMINATION_DIR
+NODUS_ATTEMPT NODUS_PROJECT NODUS_TRAINING_JOB
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the trainer and return its exit code."""
+    if arguments if arguments is not None else sys.argv[1:]:
+        sys.stdout.write(USAGE)
+        return 0
+    return report(_train)
+
+
+def _train() -> None:
+    # Imported late: --help and a refused params.json need no torch.
+    from nodus.core.errors import Unsupported
+    from nodus.trainer.attempt import AttemptClient
+    from nodus.trainer.run import Run
+
+    run = Run.load()
+    attempt = AttemptClient(run.socket, run.project, run.name, run.attempt)
+    if run.mode == "Evaluate" or run.task == "Evaluate":
+        from nodus.trainer.tasks import evaluate as task
+    elif run.task == "GRPO":
+        from nodus.trainer.tasks import grpo as task
+    else:
+        raise Unsupported(f"this trainer has no task {run.task!r}; it has GRPO and Evaluate")
+    task.run(run, attempt)

@@ -1,0 +1,1 @@
+"""One module per task that a params.json can name, each with a ``run(spec, attempt)``."""
