@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -45,10 +45,13 @@ class Update:
     status: dict[str, Any] | None = None
 
 
+EventType = Literal["Normal", "Warning"]
+
+
 class EventNote(NamedTuple):
     """An Event to record about the object: ``("Normal", "Started", "Attempt my-job-1 runs")``."""
 
-    type: Literal["Normal", "Warning"]
+    type: EventType
     reason: str
     message: str
 
@@ -82,10 +85,10 @@ class Outcome:
 
     status: dict[str, Any] | None = None
     """The whole new status; None leaves it. Written at most once a second unless the phase changes."""
-    create: tuple[NewObject, ...] = ()
-    update: tuple[Update, ...] = ()
-    delete: tuple[Object, ...] = ()
-    events: tuple[EventNote, ...] = ()
+    create: Sequence[NewObject] = ()
+    update: Sequence[Update] = ()
+    delete: Sequence[Object] = ()
+    events: Sequence[EventNote] = ()
     action: Action | None = None
     requeue_after_s: float | None = None
     """Look again after this many seconds, though nothing changed."""

@@ -27,7 +27,16 @@ from nodus.core.clock import Clock, SystemClock
 from nodus.core.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from nodus.core.kinds import Kind
 from nodus.server.controllers.leasekeeper import LeaseKeeper
-from nodus.server.controllers.outcome import NOTHING, Action, ActionResult, EventNote, NewObject, Outcome, Update
+from nodus.server.controllers.outcome import (
+    NOTHING,
+    Action,
+    ActionResult,
+    EventNote,
+    EventType,
+    NewObject,
+    Outcome,
+    Update,
+)
 from nodus.server.controllers.workqueue import WorkQueue
 from nodus.server.store import events, leases, objects
 
@@ -45,6 +54,7 @@ __all__ = [
     "BaseController",
     "Controller",
     "EventNote",
+    "EventType",
     "Key",
     "Manager",
     "NewObject",

@@ -68,7 +68,7 @@ class WorkQueue(Generic[K]):
         """Schedule ``key`` after its backoff delay; return that delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        delay_s = min(self._max_delay_s, self._base_delay_s * 2 ** min(failures, 16))
+        delay_s = min(self._max_delay_s, self._base_delay_s * 2.0 ** min(failures, 16))
         # Jitter keeps many keys that failed together from coming back together.
         delay_s *= random.uniform(0.8, 1.0)
         self.add_after(key, delay_s)

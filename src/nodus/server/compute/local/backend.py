@@ -188,7 +188,7 @@ class LocalBackend:
         while True:
             # Asked before reading: what was written until the end is read after it.
             over = not follow or (await self.state(key)).ended
-            for piece in await asyncio.to_thread(lambda at=offset: list(_some(directory, at))):
+            for piece in await asyncio.to_thread(_some, directory, offset):
                 yield LogPiece(piece.offset, piece.data, piece.dropped)
                 offset = piece.end
                 over = False

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[4]
@@ -127,7 +128,7 @@ def main() -> None:
             link.sendall(json.dumps(_fork(supervisor.run, json.loads(line)["dir"], link)).encode() + b"\n")
 
 
-def _fork(run: object, directory: str, link: socket.socket) -> dict[str, object]:
+def _fork(run: Callable[[str], int], directory: str, link: socket.socket) -> dict[str, object]:
     try:
         pid = os.fork()
     except OSError as error:
@@ -140,14 +141,13 @@ def _fork(run: object, directory: str, link: socket.socket) -> dict[str, object]
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _plug_standard_streams(directory)
-        assert callable(run)
         code = run(directory)
     except BaseException:  # noqa: BLE001 - the last frame of a process: the trace goes to the attempt's own log
         import traceback
 
         traceback.print_exc()
     finally:
-        os._exit(code if isinstance(code, int) else 1)
+        os._exit(code)
 
 
 def _plug_standard_streams(directory: str) -> None:

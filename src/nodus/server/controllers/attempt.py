@@ -1,0 +1,301 @@
+"""Attempts: one member on the compute backend each, followed from waiting for capacity to its end.
+
+::
+
+    Pending --start--> Starting --> Running --collect--> Succeeded | Failed | Cancelled | Lost
+       |                                                     ^
+       +------------- spec.state: Stopped -------------------+
+
+Where an attempt stands is read from the backend on every pass; the database only records it. So a server that was
+killed between starting a member and writing that down finds it running, and one that comes back finds what ended
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nodus.core.clock import Clock, parse_rfc3339, rfc3339
+from nodus.core.errors import NodusError
+from nodus.core.kinds import ATTEMPT, JOB
+from nodus.server.compute.base import Collected, MemberState
+from nodus.server.controllers import memberspec
+from nodus.server.controllers.runtime import (
+    NOTHING,
+    Action,
+    ActionResult,
+    BaseController,
+    EventNote,
+    EventType,
+    Outcome,
+)
+from nodus.server.store import blobs, objects
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.compute.local.backend import LocalBackend
+    from nodus.server.controllers.lookups import Lookups
+    from nodus.server.store import Store
+    from nodus.server.store.objects import Object
+
+log = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 2.0
+QUEUE_INTERVAL_S = 1.0
+UNSCHEDULABLE = "Unschedulable"
+STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted"})
+"""Reasons of a stop that is no failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a decision about an attempt needs."""
+
+    obj: Object
+    job: Object | None
+    member: MemberState
+    line: tuple[str, ...] = ()
+    """Uids of the attempts that wait for capacity, the next one first; read only while this one waits."""
+    result: ActionResult | None = None
+
+
+class AttemptController(BaseController):
+    """Runs the attempts of this node.
+
+    Args:
+        store: For look-ups when a member is started.
+        backend: Where members run.
+        lookups: Secrets, volumes and tokens.
+        node: This host's id; attempts of other nodes are left alone.
+        clock: Where time comes from.
+    """
+
+    kind = ATTEMPT
+
+    def __init__(self, store: Store, backend: LocalBackend, lookups: Lookups, node: str, clock: Clock) -> None:
+        self._store = store
+        self._backend = backend
+        self._lookups = lookups
+        self._node = node
+        self._clock = clock
+
+    def eligible(self, obj: Object) -> bool:
+        """Tell whether the attempt is this node's and hasn't ended."""
+        return obj.spec.get("node") in (None, self._node) and not self.kind.is_terminal(obj.status.get("phase"))
+
+    def load(self, conn: Connection, obj: Object) -> Context:
+        """Read the Job, where the member stands and, while it waits, who is in line."""
+        member = self._backend.read_state(obj.uid)
+        line: tuple[str, ...] = ()
+        if member.phase == "Absent":
+            live = objects.list_(conn, ATTEMPT, None, fields="status.phase in (Pending,Starting,Running)").items
+            line = waiting_line(a for a in live if a.spec.get("node") in (None, self._node))
+        return Context(obj, objects.find(conn, JOB, obj.project, obj.spec["job"]), member, line)
+
+    def decide(self, ctx: Context, now: datetime) -> Outcome:
+        """Follow the member."""
+        if ctx.job is None:
+            return NOTHING  # Its Job is being deleted, and this attempt with it.
+        match ctx.member.phase:
+            case "Absent":
+                return _decide_absent(ctx, now)
+            case "Exited" | "Lost":
+                return _decide_ended(ctx)
+            case phase:
+                return _decide_live(ctx, phase)
+
+    async def act(self, ctx: Context, action: Action) -> ActionResult:
+        """Start, stop or collect."""
+        uid = ctx.obj.uid
+        match action.name:
+            case "start":
+                return await self._start(ctx, action)
+            case "stop":
+                await self._backend.stop(uid, action.args["reason"])
+                return ActionResult(action.key, action.name)
+            case "collect":
+                return await self._collect(ctx, action)
+            case other:
+                raise NotImplementedError(other)
+
+    async def gone(self, uid: str) -> None:
+        """Stop a deleted attempt and delete its directory."""
+        await self._backend.release(uid)
+
+    async def attach(self) -> list[str]:
+        """Find the members that are there after a start of the server; return the uids of those to look at.
+
+        Members whose attempt was deleted while no server ran are stopped and removed.
+        """
+        states = await self._backend.attach()
+        known = await self._store.read(_known, [state.key for state in states])
+        for state in states:
+            if state.key not in known:
+                log.info("attempt %s was deleted; its member is removed", state.key)
+                await self._backend.release(state.key)
+        return sorted(known)
+
+    async def _start(self, ctx: Context, action: Action) -> ActionResult:
+        assert ctx.job is not None
+        uid, request = ctx.obj.uid, memberspec.request_of(ctx.job.spec)
+        missing = await self._backend.reserve(uid, request.cpu, request.memory_bytes, request.gpus)
+        if missing is not None:
+            return ActionResult(action.key, action.name, {"queued": True}, error=missing)
+        try:
+            found = await self._store.read(self._lookups.find, ctx.job)
+            resolved = await asyncio.to_thread(self._lookups.prepare, ctx.job, ctx.obj, found)
+            started = ctx.job.status.get("startTime")
+            start_s = parse_rfc3339(started).timestamp() if started else None
+            timeout_s = memberspec.remaining_s(ctx.job, self._clock.now().timestamp(), start_s)
+            await self._backend.start(memberspec.build(ctx.job, ctx.obj, resolved, timeout_s))
+        except NodusError as error:
+            await self._backend.finish(uid)
+            if error.retryable:
+                raise
+            return ActionResult(action.key, action.name, {"fix": error.fix}, error=error.message)
+        return ActionResult(action.key, action.name)
+
+    async def _collect(self, ctx: Context, action: Action) -> ActionResult:
+        uid = ctx.obj.uid
+        found: list[Collected] = []
+        error = None
+        if ctx.job is not None and ctx.member.phase == "Exited":
+            try:
+                found = await self._backend.collect(uid, memberspec.output_rules(ctx.job.spec))
+                await self._store.write(_index, found)
+                if how_it_ended(ctx.member)["phase"] == "Succeeded":
+                    await self._commit_volumes(ctx.job)
+            except NodusError as failure:
+                if failure.retryable:
+                    raise
+                error = failure.message
+        await self._backend.finish(uid)
+        outputs = [{"name": f.name, "path": f.path, "sha256": f.sha256, "size": f.size_bytes} for f in found]
+        return ActionResult(action.key, action.name, {"outputs": outputs}, error=error)
+
+    async def _commit_volumes(self, job: Object) -> None:
+        """Make a new revision of each Volume that the Job could write, where its files changed."""
+        for volume, tree in await asyncio.to_thread(self._lookups.written, job):
+            await self._store.write(self._lookups.commit, job.project, volume, tree)
+
+
+def waiting_line(live: Iterable[Object]) -> tuple[str, ...]:
+    """Return the uids of waiting attempts, next first: the oldest of the project with the fewest running ones.
+
+    An attempt that can never run on this machine holds up nobody.
+    """
+    items = list(live)
+    running: dict[str | None, int] = {}
+    for item in items:
+        if item.status.get("phase") != "Pending":
+            running[item.project] = running.get(item.project, 0) + 1
+    waiting = [i for i in items if i.status.get("phase") == "Pending" and i.status.get("reason") != UNSCHEDULABLE]
+    waiting.sort(key=lambda item: (running.get(item.project, 0), item.created_at, item.resource_version))
+    return tuple(item.uid for item in waiting)
+
+
+def _decide_absent(ctx: Context, now: datetime) -> Outcome:
+    """Nothing runs and nothing ran: start it when it is its turn, or end it."""
+    obj, result = ctx.obj, ctx.result
+    if obj.spec.get("state") == "Stopped":
+        reason = obj.spec.get("stopReason") or "Cancelled"
+        ended = {**_base(ctx), "reason": reason, "message": "stopped before it started"}
+        return Outcome(status={**ended, "phase": "Cancelled"})
+    if result is not None and result.name == "start":
+        return _decide_started(ctx, result)
+    if obj.uid in ctx.line[1:]:
+        ahead = ctx.line.index(obj.uid)
+        message = f"waiting for {ahead} older run{'s' if ahead != 1 else ''} to start"
+        status = {**_base(ctx), "phase": "Pending", "reason": "Queued", "message": message}
+        return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S)
+    status = obj.status if obj.status.get("phase") else {**_base(ctx), "phase": "Pending"}
+    return Outcome(status=status, action=Action("start", obj.uid))
+
+
+def _decide_started(ctx: Context, result: ActionResult) -> Outcome:
+    if result.error is None:
+        # Forked, and not yet at its lock: it shows in a moment.
+        return Outcome(status={**_base(ctx), "phase": "Starting"}, requeue_after_s=0.05)
+    if result.value.get("queued"):
+        impossible = not result.error.startswith("waiting")
+        reason = UNSCHEDULABLE if impossible else "Queued"
+        status = {**_base(ctx), "phase": "Pending", "reason": reason, "message": result.error}
+        return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S)
+    status = {**_base(ctx), "phase": "Failed", "reason": "StartFailed", "message": result.error, "retryable": False}
+    if result.value.get("fix"):
+        status["fix"] = result.value["fix"]
+    return Outcome(status=status, events=(EventNote("Warning", "StartFailed", result.error),))
+
+
+def _decide_live(ctx: Context, phase: str) -> Outcome:
+    """The member starts or runs: record it, and stop it when that is asked for."""
+    obj, member, result = ctx.obj, ctx.member, ctx.result
+    status = {**_base(ctx), "phase": phase}
+    if phase == "Running":
+        status["placement"] = {"node": obj.spec.get("node"), "isolation": member.isolation}
+    stopping = obj.spec.get("state") == "Stopped"
+    if stopping and (result is None or result.name != "stop"):
+        reason = obj.spec.get("stopReason") or "Cancelled"
+        return Outcome(status=status, action=Action("stop", f"{obj.uid}/stop", {"reason": reason}))
+    return Outcome(status=status, requeue_after_s=1.0 if stopping or phase == "Starting" else WATCH_INTERVAL_S)
+
+
+def _decide_ended(ctx: Context) -> Outcome:
+    """The member ended: collect what it left, then say how it went."""
+    obj, member, result = ctx.obj, ctx.member, ctx.result
+    if result is None or result.name != "collect":
+        return Outcome(action=Action("collect", f"{obj.uid}/collect"))
+    status = {**_base(ctx), **how_it_ended(member)}
+    if result.value.get("outputs"):
+        status["outputs"] = result.value["outputs"]
+    if result.error and status["phase"] == "Succeeded":
+        status |= {"phase": "Failed", "reason": "OutputsNotCollected", "message": result.error}
+    kind: EventType = "Normal" if status["phase"] in ("Succeeded", "Cancelled") else "Warning"
+    message = status.get("message") or f"exit code {member.exit_code}"
+    return Outcome(status=status, events=(EventNote(kind, status.get("reason") or status["phase"], message),))
+
+
+def how_it_ended(member: MemberState) -> dict[str, Any]:
+    """Return phase, reason, message and the like of an attempt whose member ended."""
+    status: dict[str, Any] = {
+        "exitCode": member.exit_code,
+        "signal": member.signal,
+        "message": member.message,
+        "fix": member.fix,
+        "retryable": member.retryable,
+        "peakMemoryBytes": member.peak_memory_bytes,
+    }
+    if member.phase == "Lost":
+        status |= {"phase": "Lost", "reason": member.reason}
+    elif member.reason in STOP_REASONS:
+        status |= {"phase": "Cancelled", "reason": member.reason}
+    elif member.exit_code == 0 and member.reason is None:
+        status |= {"phase": "Succeeded"}
+    else:
+        status |= {"phase": "Failed", "reason": member.reason or "Error"}
+    return {key: value for key, value in status.items() if value is not None}
+
+
+def _base(ctx: Context) -> dict[str, Any]:
+    """Return the part of the status that all phases share: the times."""
+    names = {"created": "acquiredTime", "started": "commandStartedTime", "finished": "finishedTime"}
+    timings = {"queuedTime": rfc3339(ctx.obj.created_at)}
+    for name, moment in ctx.member.times.items():
+        if name in names:
+            timings[names[name]] = rfc3339(datetime.fromtimestamp(moment, UTC))
+    return {"timings": timings}
+
+
+def _known(conn: Connection, uids: list[str]) -> set[str]:
+    return {uid for uid in uids if objects.find_by_uid(conn, uid) is not None}
+
+
+def _index(conn: Connection, found: list[Collected]) -> None:
+    for item in found:
+        blobs.index(conn, item.sha256, item.size_bytes)

@@ -1,0 +1,100 @@
+"""The controllers of one server process, wired and running. Called by the server's start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodus.core.ids import new_uid
+from nodus.server.compute.local.backend import LocalBackend
+from nodus.server.controllers.attempt import AttemptController
+from nodus.server.controllers.job import JobController
+from nodus.server.controllers.lookups import Lookups
+from nodus.server.controllers.runtime import Controller, Manager
+from nodus.server.store import nodes
+
+if TYPE_CHECKING:
+    from nodus.server.services import Services
+    from nodus.server.store import Store
+
+log = logging.getLogger(__name__)
+
+NODE_FILE = "node"
+NODE_TTL_S = 30.0
+
+
+def node_id(data_dir: Path) -> str:
+    """Return this host's id: random, made once per data directory and kept in it."""
+    path = data_dir / NODE_FILE
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        path.write_text(new_uid() + "\n", encoding="ascii")
+        return path.read_text(encoding="ascii").strip()
+
+
+def make_backend(data_dir: Path, store: Store) -> LocalBackend:
+    """Return the local backend over a data directory and the store's blobs."""
+
+    def put_file(path: Path) -> tuple[str, int]:
+        return store.blobs.put_file(path), path.stat().st_size
+
+    return LocalBackend(data_dir, store.blobs.path, put_file)
+
+
+@contextlib.asynccontextmanager
+async def running(services: Services, others: Sequence[Controller[Any]] = ()) -> AsyncIterator[Manager]:
+    """Run the controllers of Jobs and Attempts, and ``others``, for the length of the context.
+
+    Members that run already are found first. At the end controllers stop and give their leases back; members go on.
+
+    Args:
+        services: The server's parts; ``backend`` and ``manager`` are set here where they aren't yet.
+        others: Controllers of further kinds.
+    """
+    data_dir = services.settings.data_dir
+    if services.backend is None:
+        services.backend = make_backend(data_dir, services.store)
+    backend: LocalBackend = services.backend
+    node = node_id(data_dir)
+    attempts = AttemptController(services.store, backend, Lookups(services), node, services.clock)
+    controllers: list[Controller[Any]] = [JobController(node, backend), attempts, *others]
+    manager = Manager(services.store, controllers, owner=node, clock=services.clock)
+    services.manager = manager
+    for uid in await attempts.attach():
+        manager.wake("Attempt", uid)
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(manager.run(), name="controllers"),
+            group.create_task(_follow_members(backend, manager), name="members"),
+            group.create_task(_heartbeat(services, node), name="node"),
+            group.create_task(backend.warm(), name="zygote"),
+        ]
+        try:
+            yield manager
+        finally:
+            for task in tasks:
+                task.cancel()
+    await backend.close()
+
+
+async def _follow_members(backend: LocalBackend, manager: Manager) -> None:
+    async for key in backend.events():
+        manager.wake("Attempt", key)
+
+
+async def _heartbeat(services: Services, node: str) -> None:
+    """Tell the other servers that this host is there, and what it has."""
+    while True:
+        capacity = await services.backend.capacity()
+        known = {"cpu": capacity.cpu, "memoryBytes": capacity.memory_bytes}
+        try:
+            await services.store.write(nodes.heartbeat, node, socket.gethostname(), known, NODE_TTL_S)
+        except Exception:  # a store that is away for now is no reason to stop the controllers
+            log.exception("the node's heartbeat could not be written")
+        await asyncio.sleep(NODE_TTL_S / 3)
