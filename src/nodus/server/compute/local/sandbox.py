@@ -34,6 +34,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -254,6 +255,7 @@ class SandboxProcess:
     _inner_fd: int | None = None
     _group: cgroups.Cgroup | None = None
     _usage: Usage | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def pid(self) -> int:
@@ -285,7 +287,7 @@ class SandboxProcess:
             self._kill_group()
         elif self.popen.poll() is None:
             # the inner process first: its end takes the whole pid namespace along, and the outer one reaps it
-            self._signal_inner(signal.SIGKILL)
+            self.interrupt()
             try:
                 self.popen.wait(_REAP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -327,6 +329,14 @@ class SandboxProcess:
             return Usage()
         return Usage(self._group.oom_kills(), self._group.peak_memory_bytes(), self._group.pids_refused())
 
+    def interrupt(self) -> None:
+        """Kill the sandbox and return at once; whoever waits for it cleans up. Safe from any thread."""
+        if self.mode == "unsafe":
+            self._kill_group()
+            return
+        with self._lock:
+            self._signal_inner(signal.SIGKILL)
+
     def _signal_inner(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._inner_fd is not None:
@@ -341,22 +351,22 @@ class SandboxProcess:
 
     def _finish(self) -> None:
         """Wait until the pid namespace is empty, note the usage and remove the control group; once."""
-        if self._inner_fd is not None:
-            # a pidfd of a namespace's process 1 is readable only after every process in it was reaped
-            self._signal_inner(signal.SIGKILL)
-            select.select([self._inner_fd], [], [], _REAP_TIMEOUT_S)
-            os.close(self._inner_fd)
-            self._inner_fd = None
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.inner_pid, os.WNOHANG)
-        if self.mode == "unsafe" and self._usage is None:
-            self._kill_group()
-        if self._group is not None:
-            self._usage = self.usage()
-            self._group.remove()
-            self._group = None
-        elif self._usage is None:
-            self._usage = Usage()
+        with self._lock:
+            if self._inner_fd is not None:
+                # a pidfd of a namespace's process 1 is readable only after every process in it was reaped
+                self._signal_inner(signal.SIGKILL)
+                select.select([self._inner_fd], [], [], _REAP_TIMEOUT_S)
+                os.close(self._inner_fd)
+                self._inner_fd = None
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.inner_pid, os.WNOHANG)
+            if self.mode == "unsafe" and self._usage is None:
+                self._kill_group()
+            if self._usage is None:
+                self._usage = self.usage()
+            if self._group is not None:
+                self._group.remove()
+                self._group = None
 
 
 def launch(

@@ -1,0 +1,1 @@
+"""The environments that ship with Nodus: each module has ``tasks(split)`` and ``reward(completion, answer)``."""

@@ -1,0 +1,200 @@
+"""One completion in its own process: fork, score, report, and be gone.
+
+The child cannot signal anything, cannot look into the worker, and is killed at the wall limit. What it reports goes
+through a pipe of its own and is checked; whatever else it does is no verdict. A reward that runs code of the completion
+inside this process could forge the verdict of that one completion (it is the scorer); it reaches no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nodus.grader import process
+from nodus.grader.loading import outside_trace
+from nodus.grader.tasks import Task
+from nodus.grader.verdicts import classify, failure, read_result
+
+RESULT_BYTES = 64 * 1024
+_CPU_GRACE_S = 2
+_ALL_SCORES = 1000  # oom_score_adj: the completion goes first, the worker stays
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a completion's process ended.
+
+    Attributes:
+        data: What it reported, at most ``RESULT_BYTES`` and one more.
+        status: Its wait status.
+        timed_out: Whether it was killed at the wall limit.
+        wall_ms: How long it ran.
+    """
+
+    data: bytes
+    status: int
+    timed_out: bool
+    wall_ms: float
+
+
+class Scorer:
+    """Scores completions of one environment, each in a process of its own.
+
+    Args:
+        reward: The environment's reward.
+        timeout_s: Wall limit of one completion.
+        child_filter: System call filter of the child; None where nobody gave one.
+        private_fds: Descriptors of the worker's protocol, closed in the child.
+    """
+
+    def __init__(
+        self,
+        reward: Callable[[str, Any], object],
+        timeout_s: float,
+        child_filter: process.Filter | None,
+        private_fds: tuple[int, ...],
+    ) -> None:
+        self._reward = reward
+        self._timeout_s = timeout_s
+        self._filter = child_filter
+        self._private_fds = private_fds
+        self._sandboxed = process.is_namespace_init()
+
+    def score(self, task: Task, completion: str) -> dict[str, Any]:
+        """Return the verdict with ``exitCode`` or ``signal`` and ``ms`` of the process that made it."""
+        read_end, write_end = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(read_end)
+            os.close(write_end)
+            return failure(f"could not fork: {error.strerror}")
+        if pid == 0:
+            self._child(task, completion, write_end)
+        os.close(write_end)
+        ended = self._wait(pid, read_end)
+        if not self._sandboxed:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # its own group; in a sandbox the worker ends everything else
+        return {**self._judge(ended), **_how(ended)}
+
+    def _wait(self, pid: int, read_end: int) -> Ended:
+        """Read the report until the child ends; a grandchild that keeps the pipe open is not waited for."""
+        started = time.monotonic()
+        pidfd = os.pidfd_open(pid)
+        poller = select.poll()
+        poller.register(read_end, select.POLLIN)
+        poller.register(pidfd, select.POLLIN)
+        data, over, timed_out = b"", False, False
+        while not over:
+            left_s = started + self._timeout_s - time.monotonic()
+            events = poller.poll(max(0.0, left_s) * 1000) if left_s > 0 else []
+            if not events or len(data) > RESULT_BYTES:
+                timed_out = not events
+                os.kill(pid, signal.SIGKILL)
+                break
+            for descriptor, _ in events:
+                if descriptor == pidfd:
+                    over = True
+                else:
+                    chunk = os.read(read_end, RESULT_BYTES)
+                    data += chunk
+                    if not chunk:
+                        poller.unregister(read_end)
+        if over:
+            data += _drain(read_end)
+        status = os.waitpid(pid, 0)[1]
+        wall_ms = (time.monotonic() - started) * 1000
+        os.close(pidfd)
+        os.close(read_end)
+        return Ended(data, status, timed_out, wall_ms)
+
+    def _judge(self, ended: Ended) -> dict[str, Any]:
+        if ended.timed_out:
+            return failure(f"reward ran longer than {self._timeout_s:g} s and was killed")
+        if len(ended.data) > RESULT_BYTES:
+            return failure("reward's process wrote more than a verdict where only the verdict belongs")
+        code = os.waitstatus_to_exitcode(ended.status)
+        if code < 0:
+            return failure(f"reward's process was killed by {_signal_name(-code)}")
+        result = read_result(ended.data) if ended.data else None
+        if code != 0 or result is None:
+            wrote = "something that is no verdict" if ended.data else "no verdict"
+            return failure(f"reward's process ended with exit code {code} and {wrote}")
+        return result
+
+    def _child(self, task: Task, completion: str, write_end: int) -> None:
+        """Score, report, end; never returns."""
+        status = 1
+        try:
+            self._confine()
+            data = json.dumps(self._verdict(task, completion)).encode()
+            while data:
+                data = data[os.write(write_end, data) :]
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _verdict(self, task: Task, completion: str) -> dict[str, Any]:
+        random.seed(task.id)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(int(task.id[:8], 16))
+        try:
+            return classify(self._reward(completion, task.answer))
+        except BaseException as error:  # noqa: BLE001 - a reward may raise anything, also SystemExit
+            return failure(f"reward raised {type(error).__name__}: {error}"[:500], outside_trace(error, 2000))
+
+    def _confine(self) -> None:
+        for descriptor in self._private_fds:
+            os.close(descriptor)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 2)
+        os.close(null)
+        cpu_s = int(self._timeout_s) + _CPU_GRACE_S
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        if self._sandboxed:
+            process.set_dumpable(True)
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+                stream.write(str(_ALL_SCORES))
+        else:
+            os.setpgid(0, 0)
+        if self._filter is not None:
+            self._filter.install()
+
+
+def _drain(descriptor: int) -> bytes:
+    """Return what is in a pipe now, without waiting for more."""
+    os.set_blocking(descriptor, False)
+    data = b""
+    while len(data) <= RESULT_BYTES:
+        try:
+            chunk = os.read(descriptor, RESULT_BYTES)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        data += chunk
+    return data
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _how(ended: Ended) -> dict[str, Any]:
+    code = os.waitstatus_to_exitcode(ended.status)
+    facts: dict[str, Any] = {"ms": round(ended.wall_ms, 3), "timedOut": ended.timed_out}
+    return {**facts, "exitCode": code} if code >= 0 else {**facts, "exitCode": None, "signal": _signal_name(-code)}

@@ -1,0 +1,142 @@
+"""Find and import an environment, and bring it to one form.
+
+Understood now: a module or an object with ``tasks(split)`` and ``reward(completion, answer)``, named directly or
+returned by ``load_environment()``. Anything else is refused in one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from nodus.grader.tasks import BadTask, Task, build_split, without_shared
+
+Split = Literal["train", "test"]
+Reward = Callable[[str, Any], object]
+_DEFAULT_FUNCTION = "load_environment"
+
+
+class Refused(Exception):
+    """The environment is of no kind that can be graded; the message says what was found."""
+
+
+class EnvironmentFault(Exception):
+    """The environment's own code failed.
+
+    Attributes:
+        trace: The traceback, from the environment's first frame on.
+    """
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+    @classmethod
+    def of(cls, step: str, error: BaseException) -> EnvironmentFault:
+        """Return the fault of a step for the exception that ended it."""
+        return cls(f"{step}: {type(error).__name__}: {error}", outside_trace(error))
+
+
+class Environment:
+    """A loaded environment.
+
+    Args:
+        name: Its name, without project.
+        version: Its version.
+        tasks: The environment's ``tasks``.
+        reward: The environment's ``reward``.
+    """
+
+    def __init__(self, name: str, version: str, tasks: Callable[[str], Sequence[object]], reward: Reward) -> None:
+        self.name = name
+        self.version = version
+        self.reward = reward
+        self._tasks = tasks
+        self._splits: dict[str, list[Task]] | None = None
+
+    def split(self, name: Split) -> list[Task]:
+        """Return the tasks of a split, in the environment's order; both splits are listed once.
+
+        Raises:
+            EnvironmentFault: When ``tasks`` raises or lists something that is no task.
+        """
+        if self._splits is None:
+            test = self._list("test")
+            self._splits = {"test": test, "train": without_shared(self._list("train"), test)}
+        return self._splits[name]
+
+    def by_id(self) -> dict[str, Task]:
+        """Return every task by its id."""
+        return {task.id: task for name in ("train", "test") for task in self.split(name)}
+
+    def _list(self, split: Split) -> list[Task]:
+        try:
+            return build_split(self.name, self.version, split, self._tasks(split))
+        except BadTask as error:
+            raise EnvironmentFault(str(error), "") from None
+        except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
+            raise EnvironmentFault.of(f"tasks({split!r}) failed", error) from None
+
+
+def outside_trace(error: BaseException, limit: int = 4000) -> str:
+    """Return an exception's traceback without this package's own frames, its end kept."""
+    here = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [index for index, frame in enumerate(frames) if frame.filename.startswith(here + "/")]
+    first = own[-1] + 1 if own and own[-1] + 1 < len(frames) else 0
+    # the lines between importing and the environment's file say nothing to its author
+    rows = [frame for frame in frames[first:] if not frame.filename.startswith("<frozen")]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(rows)]
+    return "".join([*lines, *traceback.format_exception_only(error)])[-limit:]
+
+
+def load(loader: str, paths: Sequence[str], name: str, version: str) -> Environment:
+    """Import an environment.
+
+    Args:
+        loader: ``module``, or ``module:function`` that returns the environment.
+        paths: Directories to import from; each one's ``site/`` too.
+        name: The environment's name, without project.
+        version: Its version.
+
+    Raises:
+        Refused: When what was found is no environment.
+        EnvironmentFault: When importing or loading it raises.
+    """
+    for path in reversed(paths):
+        sys.path[:0] = [path, str(Path(path, "site"))]
+    module_name, _, function = loader.partition(":")
+    found = _import(module_name)
+    if function or not hasattr(found, "tasks"):
+        found = _call_loader(found, function or _DEFAULT_FUNCTION, module_name)
+    # an environment may install handlers while it loads; a worker's signals are its own
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    tasks, reward = getattr(found, "tasks", None), getattr(found, "reward", None)
+    if not callable(tasks) or not callable(reward):
+        what = f"module {module_name}" if found is sys.modules.get(module_name) else f"{type(found).__name__} object"
+        missing = " and ".join(n for n, f in (("tasks", tasks), ("reward", reward)) if not callable(f))
+        raise Refused(f"{loader} gave a {what} without {missing}; expected tasks(split) and reward(completion, answer)")
+    return Environment(name, version, tasks, reward)
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
+        raise EnvironmentFault.of(f"importing {module} failed", error) from None
+
+
+def _call_loader(module: Any, function: str, module_name: str) -> Any:
+    target = getattr(module, function, None)
+    if not callable(target):
+        raise Refused(f"module {module_name} has neither tasks(split) and reward(completion, answer) nor {function}()")
+    try:
+        return target()
+    except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
+        raise EnvironmentFault.of(f"{module_name}:{function}() failed", error) from None

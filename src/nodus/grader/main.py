@@ -1,0 +1,88 @@
+"""The command ``nodus-env``: ``info``, ``tasks`` and ``grade``.
+
+    nodus-env --path ./my-env --loader my_module info
+    nodus-env --path ./my-env --loader my_module tasks --split test --seed 42
+    echo '{"taskId": "...", "completion": "..."}' | nodus-env --path ./my-env --loader my_module grade
+
+Without options the environment variables ``NODUS_ENVIRONMENT_LOADER``, ``NODUS_ENVIRONMENT`` and
+``NODUS_ENVIRONMENT_VERSION`` say what to load, from ``/opt/environment``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from nodus.grader import PROTOCOL_VERSION
+from nodus.grader.loading import EnvironmentFault, Refused, load
+from nodus.grader.tasks import ordered, public_line
+from nodus.grader.worker import DEFAULT_TIMEOUT_S, Output, serve
+
+EXIT_REFUSED = 3
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    root = argparse.ArgumentParser(prog="nodus-env", description="Tasks and verdicts of one environment.")
+    root.add_argument("--loader", default=os.environ.get("NODUS_ENVIRONMENT_LOADER"), help="module or module:function")
+    root.add_argument("--path", action="append", default=[], help="directory to import from (also its site/)")
+    root.add_argument("--library", action="append", default=[], help="directory of installed packages, searched last")
+    root.add_argument("--name", default=os.environ.get("NODUS_ENVIRONMENT", "environment"))
+    root.add_argument("--version", default=os.environ.get("NODUS_ENVIRONMENT_VERSION", "0.0.0"))
+    root.add_argument("--output-fd", type=int, help="descriptor for results; standard output when absent")
+    commands = root.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="print what the environment is, as JSON")
+    tasks = commands.add_parser("tasks", help="print one JSON line for each task of a split")
+    tasks.add_argument("--split", required=True, choices=("train", "test"))
+    tasks.add_argument("--seed", type=int, default=0, help="decides the order of the tasks, nothing else")
+    tasks.add_argument("--answers", action="store_true", help="with the answers, for a grader inside Nodus")
+    grade = commands.add_parser("grade", help="read completions as JSON lines, print a verdict for each")
+    grade.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for one completion")
+    grade.add_argument("--filter-fd", type=int, help="descriptor with the system call filter of one completion")
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 when it could, 3 when the environment is refused (the reason is on the output as JSON)."""
+    options = parser().parse_args(argv)
+    # whatever the environment prints goes nowhere: only this descriptor carries results
+    output = Output.take_over(options.output_fd)
+    try:
+        if not options.loader:
+            raise Refused("no loader: name the environment's module with --loader or NODUS_ENVIRONMENT_LOADER")
+        return _run(options, output)
+    except Refused as refusal:
+        return _refuse(output, str(refusal), None)
+    except EnvironmentFault as fault:
+        return _refuse(output, str(fault), fault.trace)
+    except Exception as error:  # noqa: BLE001 - a fault of ours must reach the host as a reason, not as silence
+        return _refuse(output, f"nodus-env failed: {error!r}", traceback.format_exc())
+
+
+def _refuse(output: Output, reason: str, trace: str | None) -> int:
+    output.line({"refused": reason, "traceback": trace})
+    print(f"nodus-env: {reason}", *([trace] if trace else []), sep="\n", file=sys.stderr)  # noqa: T201 - a command
+    return EXIT_REFUSED
+
+
+def _run(options: argparse.Namespace, output: Output) -> int:
+    sys.path += options.library
+    environment = load(options.loader, options.path or ["/opt/environment"], options.name, options.version)
+    if options.command == "grade":
+        return serve(environment, output, timeout_s=options.timeout, filter_fd=options.filter_fd)
+    if options.command == "tasks":
+        for task in ordered(environment.split(options.split), options.seed):
+            output.line(public_line(task, answers=options.answers))
+        return 0
+    sizes = {split: len(environment.split(split)) for split in ("train", "test")}
+    python = ".".join(map(str, sys.version_info[:3]))
+    facts = {"name": options.name, "version": options.version, "loader": options.loader, "splits": sizes}
+    output.line({**facts, "protocol": PROTOCOL_VERSION, "python": python, "maxTurns": 1})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,112 @@
+"""System calls that the worker needs and Python does not wrap, and the cleaning up between completions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Sequence
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+_INSTRUCTION_BYTES = 8
+_LEFTOVERS_TIMEOUT_S = 0.2
+SCRATCH = ("/tmp", "/dev/shm")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Program(ctypes.Structure):
+    """The kernel's ``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
+
+
+class Filter:
+    """A system call filter, ready to be installed in a forked child.
+
+    Args:
+        code: Records of 8 bytes, as the kernel takes them.
+    """
+
+    def __init__(self, code: bytes) -> None:
+        self._code = ctypes.create_string_buffer(code, len(code))
+        self._program = _Program(len(code) // _INSTRUCTION_BYTES, ctypes.addressof(self._code))
+
+    def install(self) -> None:
+        """Put this process, for good, under the filter.
+
+        Raises:
+            OSError: When the kernel refuses.
+        """
+        address = ctypes.addressof(self._program)
+        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or _libc.prctl(
+            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_void_p(address), 0, 0
+        ):
+            raise OSError(ctypes.get_errno(), "the kernel refused the completion's system call filter")
+
+
+def set_dumpable(on: bool) -> None:
+    """Open or close this process to others of its uid: /proc/PID/mem, environ, fd, and ptrace."""
+    _libc.prctl(_PR_SET_DUMPABLE, int(on), 0, 0, 0)
+
+
+def is_namespace_init() -> bool:
+    """Say whether this is process 1 of its own sandbox, and so may end every other process and empty /tmp."""
+    return os.getpid() == 1
+
+
+def end_leftovers() -> bool:
+    """Kill and reap every other process of the sandbox; True when none is left.
+
+    Only for process 1: there, kill(-1) spares itself and nothing outside the sandbox is reachable, and every orphan is
+    its child, so that "no children" means "no processes".
+    """
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    deadline = time.monotonic() + _LEFTOVERS_TIMEOUT_S
+    while True:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0005)
+
+
+def wipe(directories: Sequence[str] = SCRATCH) -> bool:
+    """Empty the scratch directories; False when something could not be removed (then the worker must be replaced)."""
+    clean = True
+    for directory in directories:
+        try:
+            entries = list(os.scandir(directory))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            clean = _remove(entry) and clean
+    return clean
+
+
+def _remove(entry: os.DirEntry[str]) -> bool:
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            os.chmod(entry.path, stat.S_IRWXU)
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+    except (OSError, RecursionError):
+        return False
+    return True

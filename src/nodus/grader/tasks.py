@@ -1,0 +1,145 @@
+"""Tasks: their identity, what may be published of them, which split they belong to, and their order.
+
+Identity and order are promises: the same environment, version and seed give the same tasks in the same order on every
+machine, for as long as ``PROTOCOL_VERSION`` stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ID_LENGTH = 16
+Prompt = str | list[dict[str, Any]]
+
+
+class BadTask(ValueError):
+    """An environment's task is not of the form that the guide describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task.
+
+    Attributes:
+        id: 16 hex digits; see ``task_id``.
+        prompt: Text, or chat messages with ``role`` and ``content``.
+        answer: What only the grader sees.
+        metadata: What is published beside the prompt.
+    """
+
+    id: str
+    prompt: Prompt
+    answer: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def canonical_prompt(prompt: Prompt) -> str:
+    """Return a text that is equal exactly for equal prompts."""
+    return json.dumps(prompt, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def task_id(name: str, version: str, split: str, prompt: Prompt, occurrence: int) -> str:
+    """Return a task's id: a digest of the environment, the split, the prompt and how often it came before.
+
+    Args:
+        name: The environment's name, without project.
+        version: Its version.
+        split: ``train`` or ``test``.
+        prompt: The prompt.
+        occurrence: 0 for the first task of this prompt in the split, 1 for the second, ...
+    """
+    identity = json.dumps([name, version, split, canonical_prompt(prompt), occurrence], ensure_ascii=False)
+    return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
+
+
+def read_task(raw: object, position: int, split: str) -> tuple[Prompt, Any, dict[str, Any]]:
+    """Return prompt, answer and metadata of what ``tasks(split)`` listed at a position.
+
+    Raises:
+        BadTask: When it is neither a ``(prompt, answer)`` pair nor a dict with a prompt; the message names the place.
+    """
+    place = f"tasks({split!r})[{position}]"
+    if isinstance(raw, Mapping):
+        if "prompt" not in raw:
+            raise BadTask(f"{place} has no 'prompt'; it has {', '.join(sorted(map(str, raw))) or 'nothing'}")
+        prompt, answer, metadata = raw["prompt"], raw.get("answer"), raw.get("metadata") or {}
+    elif isinstance(raw, tuple | list) and len(raw) == 2:
+        (prompt, answer), metadata = raw, {}
+    else:
+        raise BadTask(f"{place} is {type(raw).__name__}; expected a (prompt, answer) pair or a dict with 'prompt'")
+    return _checked_prompt(prompt, place), answer, _checked_metadata(metadata, place)
+
+
+def _checked_prompt(prompt: object, place: str) -> Prompt:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise BadTask(f"{place} has an empty prompt")
+        return prompt
+    if isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
+        return prompt
+    raise BadTask(f"{place} has a prompt of type {type(prompt).__name__}; expected text or a list of chat messages")
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
+def _checked_metadata(metadata: object, place: str) -> dict[str, Any]:
+    try:
+        plain = json.loads(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise BadTask(f"{place} has metadata that is not JSON: {error}") from None
+    if not isinstance(plain, dict):
+        raise BadTask(f"{place} has metadata of type {type(metadata).__name__}; expected a dict")
+    return plain
+
+
+def build_split(name: str, version: str, split: str, listed: Iterable[object]) -> list[Task]:
+    """Return a split's tasks in the order the environment listed them, with their ids.
+
+    Raises:
+        BadTask: For the first task that is not of the expected form.
+    """
+    seen: dict[str, int] = {}
+    tasks: list[Task] = []
+    for position, raw in enumerate(listed):
+        prompt, answer, metadata = read_task(raw, position, split)
+        key = canonical_prompt(prompt)
+        occurrence = seen.get(key, 0)
+        seen[key] = occurrence + 1
+        tasks.append(Task(task_id(name, version, split, prompt, occurrence), prompt, answer, metadata))
+    return tasks
+
+
+def without_shared(train: Sequence[Task], test: Sequence[Task]) -> list[Task]:
+    """Return the train tasks whose prompt is not held out: the held-out set stays whole."""
+    held_out = {canonical_prompt(task.prompt) for task in test}
+    return [task for task in train if canonical_prompt(task.prompt) not in held_out]
+
+
+def ordered(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """Return the tasks in the order of a seed."""
+    shuffled = list(tasks)
+    random.Random(seed).shuffle(shuffled)
+    return shuffled
+
+
+def public_line(task: Task, *, answers: bool = False) -> dict[str, Any]:
+    """Return what is printed of a task; the answer only when asked for.
+
+    Raises:
+        BadTask: When the answer is asked for and is not JSON.
+    """
+    line: dict[str, Any] = {"taskId": task.id, "prompt": task.prompt, "metadata": dict(task.metadata)}
+    if answers:
+        try:
+            json.dumps(task.answer, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise BadTask(f"the answer of task {task.id} is not JSON: {error}") from None
+        line["answer"] = task.answer
+    return line

@@ -1,0 +1,67 @@
+"""What a reward becomes: the one place that turns a value into a verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from typing import Any
+
+CORRECT, INCORRECT, INVALID, FAILURE = "Correct", "Incorrect", "InvalidOutput", "InfrastructureFailure"
+VERDICTS = frozenset({CORRECT, INCORRECT, INVALID, FAILURE})
+
+
+def failure(reason: str, trace: str | None = None) -> dict[str, Any]:
+    """Return the verdict of a grader that could not judge: it carries no reward."""
+    result: dict[str, Any] = {"verdict": FAILURE, "reward": None, "reason": reason}
+    if trace:
+        result["traceback"] = trace
+    return result
+
+
+def classify(value: object) -> dict[str, Any]:
+    """Return verdict and reward for what ``reward`` returned.
+
+    A number of at least 1 (or True) is Correct, a lower one Incorrect, None is InvalidOutput with reward 0. Anything
+    else (text, NaN, an infinity, a list) is a fault of the reward, never a reward of 0.
+    """
+    if value is None:
+        return {"verdict": INVALID, "reward": 0.0}
+    plain = value
+    item = getattr(value, "item", None)
+    if callable(item) and not isinstance(value, numbers.Real):
+        plain = item()  # a numpy bool, a 0-d array or tensor
+    if not isinstance(plain, numbers.Real):
+        return failure(f"reward returned {_shown(value)}; expected a number, a bool or None")
+    try:
+        number = float(plain)
+    except OverflowError:
+        return failure("reward returned a number that is too large")
+    if not math.isfinite(number):
+        return failure(f"reward returned {number}; expected a finite number")
+    return {"verdict": CORRECT if number >= 1 else INCORRECT, "reward": number}
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a repr of the environment's own class may raise anything
+        text = "?"
+    return f"{type(value).__name__} {text[:80]}"
+
+
+def read_result(data: bytes) -> dict[str, Any] | None:
+    """Return the verdict that a completion's process wrote, or None when it is not exactly one well-formed verdict."""
+    try:
+        result = json.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(result, dict) or result.get("verdict") not in VERDICTS:
+        return None
+    reward = result.get("reward")
+    if result["verdict"] == FAILURE:
+        return result if reward is None else None
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        return None
+    consistent = {CORRECT: reward >= 1, INCORRECT: reward < 1, INVALID: reward == 0}[result["verdict"]]
+    return result if consistent else None

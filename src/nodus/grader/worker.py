@@ -1,0 +1,109 @@
+"""The warm worker: an environment loaded once, completions in, verdicts out, a fresh process for each.
+
+Requests are JSON lines ``{"id", "taskId", "completion"}`` on standard input; verdicts are JSON lines on the private
+descriptor, in the order of the requests. Standard input and output of everything the environment does are /dev/null.
+The worker ends when its input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from nodus.grader import process
+from nodus.grader.completion import Scorer
+from nodus.grader.loading import Environment
+from nodus.grader.tasks import Task
+from nodus.grader.verdicts import failure
+
+DEFAULT_TIMEOUT_S = 10.0
+EXIT_REPLACE_ME = 75
+"""Exit code of a worker that could not clean up after a completion: nothing failed, but start another one."""
+
+
+class Output:
+    """The only way results leave the process.
+
+    Args:
+        descriptor: Where lines are written.
+        requests: The descriptor that requests are read from.
+    """
+
+    def __init__(self, descriptor: int, requests: int) -> None:
+        self.descriptor = descriptor
+        self.requests = requests
+
+    @classmethod
+    def take_over(cls, output_fd: int | None) -> Output:
+        """Move standard input and (without ``output_fd``) standard output away, and put /dev/null in their place."""
+        requests = os.dup(0)
+        if output_fd is None:
+            output_fd = os.dup(1)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.close(null)
+        for descriptor in (requests, output_fd):
+            os.set_inheritable(descriptor, False)
+        return cls(output_fd, requests)
+
+    def line(self, value: dict[str, Any]) -> None:
+        """Write one JSON line."""
+        data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        while data:
+            data = data[os.write(self.descriptor, data) :]
+
+
+def serve(environment: Environment, output: Output, *, timeout_s: float, filter_fd: int | None) -> int:
+    """Grade completions until the input ends; return the exit code."""
+    tasks = environment.by_id()
+    child_filter = None
+    if filter_fd is not None:
+        with open(filter_fd, "rb") as stream:
+            child_filter = process.Filter(stream.read())
+    scorer = Scorer(environment.reward, timeout_s, child_filter, (output.descriptor, output.requests))
+    process.set_dumpable(False)  # a child cannot look into this process, which holds every answer
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    gc.collect()
+    gc.freeze()  # children then do not copy what the collector would touch
+    output.line({"ready": True, "tasks": len(tasks)})
+    for request in _requests(output.requests):
+        output.line(_grade(scorer, tasks, request))
+        if not _clean_up():
+            return EXIT_REPLACE_ME
+    return 0
+
+
+def _requests(descriptor: int) -> Iterator[dict[str, Any]]:
+    with open(descriptor, "rb", closefd=False) as stream:
+        for line in stream:
+            request = None
+            with contextlib.suppress(ValueError):
+                request = json.loads(line)
+            yield request if isinstance(request, dict) else {"malformed": True}
+
+
+def _grade(scorer: Scorer, tasks: dict[str, Task], request: dict[str, Any]) -> dict[str, Any]:
+    task = tasks.get(str(request.get("taskId")))
+    completion = request.get("completion")
+    if request.get("malformed") or not isinstance(completion, str):
+        result = failure("the request is not a JSON object with taskId and completion")
+    elif task is None:
+        result = failure(f"this environment has no task {request.get('taskId')!r}")
+    else:
+        result = scorer.score(task, completion)
+    evidence = {key: result.pop(key) for key in ("exitCode", "signal", "ms", "timedOut", "traceback") if key in result}
+    verdict: dict[str, Any] = {key: request[key] for key in ("id", "taskId") if key in request}
+    return {**verdict, **result, "evidence": evidence}
+
+
+def _clean_up() -> bool:
+    if not process.is_namespace_init():
+        return True  # in somebody's shell: other processes and /tmp are not ours
+    return process.end_leftovers() and process.wipe()

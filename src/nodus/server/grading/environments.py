@@ -1,0 +1,242 @@
+"""From an Environment's spec to something that can be run: its package's files, its digest, its limits.
+
+Two packagings are understood: environments of the catalog (modules beside the runner) and source bundles (a tar.gz blob
+with a module, and vendored packages under ``site/``). A bundle is unpacked once per content, into a directory that
+sandboxes see read-only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nodus.core.digests import digest_of
+from nodus.core.durations import parse_duration
+from nodus.core.errors import NodusError, Unsupported
+from nodus.server.compute.local.mounts import package_root
+from nodus.server.compute.local.sandbox import MIB
+
+GRADER_PROTOCOL = 1
+"""The runner's ``PROTOCOL_VERSION``; part of every digest, since it decides ids, order and verdicts."""
+BUNDLE_BYTES = 512 * 1024
+UNPACKED_BYTES = 64 * MIB
+BUNDLE_FILES = 5000
+DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_MEMORY_BYTES = 1024 * MIB
+_CATALOG_PACKAGE = "nodus.grader.catalog"
+_UNITS = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "K": 1000, "k": 1000, "M": 1000**2, "G": 1000**3}
+
+
+class BadBundle(NodusError):
+    """A source bundle that is not unpacked; the message says what is wrong with it."""
+
+    reason, status = "BadBundle", 422
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEnvironment:
+    """An Environment at one version, ready to run.
+
+    Attributes:
+        name: Its name, without project.
+        version: Its version.
+        digest: ``sha256:`` of everything that decides tasks and verdicts.
+        loader: What the runner loads: ``module`` or ``module:function``.
+        directory: The unpacked bundle on the host; None for the catalog.
+        exact_match: The name of its ExactMatch grader when nothing else grades; None for a program.
+        timeout_s: Wall limit of one completion.
+        memory_bytes: Memory limit of a grader.
+    """
+
+    name: str
+    version: str
+    digest: str
+    loader: str
+    directory: Path | None = None
+    exact_match: str | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+
+class EnvironmentLibrary:
+    """Resolves Environments and keeps their unpacked bundles.
+
+    Args:
+        root: Directory of the unpacked bundles.
+        blob_path: From a blob's ``sha256:`` digest to its file; raises NotFound for one that cannot be.
+    """
+
+    def __init__(self, root: Path, blob_path: Callable[[str], Path]) -> None:
+        self._root = root
+        self._blob_path = blob_path
+
+    def resolve(self, name: str, spec: Mapping[str, Any]) -> ResolvedEnvironment:
+        """Return an Environment of this spec, its bundle unpacked.
+
+        Args:
+            name: The object's name.
+            spec: Its spec, in wire form, at the version that is meant.
+
+        Raises:
+            Unsupported: For a packaging that is not built yet.
+            BadBundle: When the bundle cannot be unpacked.
+        """
+        package = spec["package"]
+        if package.get("catalog"):
+            module = str(package["catalog"]["module"])
+            directory, loader = None, f"{_CATALOG_PACKAGE}.{module.removeprefix(_CATALOG_PACKAGE + '.')}"
+            sources: Any = _catalog_sources(module.removeprefix(_CATALOG_PACKAGE + "."))
+        elif package.get("source"):
+            sources = str(package["source"]["blob"])
+            directory, loader = self.unpack(sources), str(package["source"]["module"])
+        else:
+            kind = next((key for key in ("image", "pip") if package.get(key)), "package")
+            raise Unsupported(
+                f"environment {name!r} is packaged as {kind!r}, which this server cannot build yet",
+                fix="Package it as sources: spec.package.source {blob, module}; rl.train does that.",
+            )
+        if package.get("loader"):
+            loader = str(package["loader"])
+        graders = [dict(grader) for grader in spec.get("graders") or []]
+        version = str(spec["version"])
+        identity = {
+            "protocol": GRADER_PROTOCOL,
+            "name": name,
+            "version": version,
+            "loader": loader,
+            "sources": sources,
+            "graders": graders,
+            "requirements": spec.get("requirements") or {},
+        }
+        limits = spec.get("sandbox") or {}
+        return ResolvedEnvironment(
+            name=name,
+            version=version,
+            digest=digest_of(identity),
+            loader=loader,
+            directory=directory,
+            exact_match=_exact_match(graders),
+            timeout_s=parse_duration(limits["timeout"]) if limits.get("timeout") else DEFAULT_TIMEOUT_S,
+            memory_bytes=_quantity_bytes(limits["memory"]) if limits.get("memory") else DEFAULT_MEMORY_BYTES,
+        )
+
+    def unpack(self, blob: str) -> Path:
+        """Return the directory of a bundle, unpacking it if that was not done before.
+
+        Raises:
+            BadBundle: When it is not there, too large, not a tar.gz, or holds what a bundle may not hold.
+        """
+        target = self._root / blob.removeprefix("sha256:")
+        if target.is_dir():
+            return target
+        path = self._blob_path(blob)
+        if not path.is_file():
+            raise BadBundle(f"the bundle {blob} was never uploaded", fix="Upload the blob first, then apply again.")
+        size = path.stat().st_size
+        if size > BUNDLE_BYTES:
+            raise BadBundle(f"the bundle has {size} bytes; at most {BUNDLE_BYTES} are allowed")
+        self._root.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=self._root))
+        try:
+            unpack_bundle(path.read_bytes(), staging)
+            staging.chmod(0o755)
+            staging.rename(target)
+        except OSError:
+            if not target.is_dir():  # another process may have unpacked it meanwhile
+                raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        return target
+
+
+def unpack_bundle(data: bytes, target: Path) -> None:
+    """Unpack a tar.gz of plain files into a directory.
+
+    Raises:
+        BadBundle: For anything that is no plain file or directory below the root, for too much of it, and for compiled
+            modules of another Python.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            _unpack(archive, target)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise BadBundle(f"the bundle is no readable tar.gz: {error}") from None
+
+
+def _unpack(archive: tarfile.TarFile, target: Path) -> None:
+    left_bytes, foreign = UNPACKED_BYTES, []
+    for count, member in enumerate(archive):
+        if count >= BUNDLE_FILES:
+            raise BadBundle(f"the bundle has more than {BUNDLE_FILES} files")
+        place = _place(member, target)
+        if member.isdir():
+            place.mkdir(parents=True, exist_ok=True, mode=0o755)
+            continue
+        left_bytes -= member.size
+        if left_bytes < 0:
+            raise BadBundle(f"the bundle unpacks to more than {UNPACKED_BYTES // MIB} MiB")
+        if _is_foreign_module(member.name):
+            foreign.append(member.name)
+        source = archive.extractfile(member)
+        if source is None:
+            raise BadBundle(f"{member.name!r} in the bundle is no plain file")
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with source, place.open("wb") as stream:
+            shutil.copyfileobj(source, stream)
+        place.chmod(0o644)
+    if foreign:
+        raise BadBundle(
+            f"{foreign[0]} is compiled for another Python than this server's {sys.version_info[0]}."
+            f"{sys.version_info[1]} ({sysconfig.get_config_var('SOABI')})",
+            fix="Build the bundle with that Python, or run the server with the bundle's.",
+        )
+
+
+def _place(member: tarfile.TarInfo, target: Path) -> Path:
+    """Return where a member goes; only below ``target``, whatever its name says."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\0" in member.name:
+        raise BadBundle(f"{member.name!r} in the bundle leads out of it")
+    if not (member.isreg() or member.isdir()):
+        raise BadBundle(f"{member.name!r} in the bundle is a link or a device; only files and directories are allowed")
+    return target.joinpath(*path.parts)
+
+
+def _is_foreign_module(name: str) -> bool:
+    """Say whether a file is an extension module that this interpreter cannot load."""
+    tag = PurePosixPath(name).name.split(".", 1)[-1]
+    if not tag.endswith("so") or not tag.startswith("cpython-"):
+        return False
+    return not tag.startswith(str(sysconfig.get_config_var("SOABI")))
+
+
+def _catalog_sources(module: str) -> dict[str, str]:
+    """Return the digest of each file that a catalog environment is made of."""
+    root = Path(package_root(), "nodus", "grader", "catalog")
+    place = root / module
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _exact_match(graders: Sequence[Mapping[str, Any]]) -> str | None:
+    if graders and all(grader.get("kind") == "ExactMatch" for grader in graders):
+        return str(graders[0].get("name"))
+    return None
+
+
+def _quantity_bytes(value: Any) -> int:
+    """Return the bytes of a quantity such as ``512Mi``."""
+    text = str(value)
+    for suffix, factor in _UNITS.items():
+        if text.endswith(suffix):
+            return int(float(text.removesuffix(suffix)) * factor)
+    return int(text)

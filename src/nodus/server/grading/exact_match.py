@@ -1,0 +1,70 @@
+"""``ExactMatch``: compare a completion with the answer inside the server, without a sandbox.
+
+The grader's name in the Environment says how the completion is read. Nothing of a completion is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nodus.server.grading.verdicts import Completion, Evidence, Verdict, failed
+
+_NUMBER = re.compile(r"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?")
+_LONGEST_NUMBER = 32
+_PROCESS = "nodus-server:exact-match"
+_ISOLATION = "inside the server; nothing of the completion is executed"
+
+Matcher = Callable[[str, Any], bool | None]
+
+
+def last_integer(completion: str, answer: Any) -> bool | None:
+    """Say whether the last integer in a completion (``12`` or ``12.0``) is the answer; None when it has none."""
+    integers = [number for number in _NUMBER.findall(completion) if not number.partition(".")[2].strip("0")]
+    if not integers:
+        return None
+    return len(integers[-1]) <= _LONGEST_NUMBER and float(integers[-1]) == float(answer)
+
+
+def whole_text(completion: str, answer: Any) -> bool | None:
+    """Say whether a completion is the answer but for white space at its ends; None when it is empty."""
+    text = completion.strip()
+    return text == str(answer).strip() if text else None
+
+
+MATCHERS: Mapping[str, Matcher] = {"last-integer": last_integer, "whole-text": whole_text}
+"""By the name of the grader."""
+
+
+def matcher(grader_name: str) -> Matcher:
+    """Return how an ExactMatch grader of a name reads completions; the whole text where the name says nothing."""
+    return MATCHERS.get(grader_name, whole_text)
+
+
+def grade(item: Completion, answers: Mapping[str, Any], match: Matcher) -> Verdict:
+    """Return the verdict of one completion.
+
+    Args:
+        item: The completion.
+        answers: Task id to answer.
+        match: How to compare.
+    """
+    started = time.perf_counter()
+    if item.task_id not in answers:
+        evidence = Evidence([_PROCESS], _ISOLATION, 0.0)
+        return failed(item, f"this environment has no task {item.task_id!r}", evidence)
+    matched = match(item.completion, answers[item.task_id])
+    duration_ms = (time.perf_counter() - started) * 1000
+    record = {
+        "process": [_PROCESS],
+        "exitCode": 0,
+        "durationMs": round(duration_ms, 3),
+        "outputSHA256": hashlib.sha256(item.completion.encode("utf-8", "surrogatepass")).hexdigest(),
+        "isolation": _ISOLATION,
+    }
+    if matched is None:
+        return Verdict(item.task_id, item.sample, "InvalidOutput", 0.0, None, record)
+    return Verdict(item.task_id, item.sample, "Correct" if matched else "Incorrect", float(matched), None, record)

@@ -1,0 +1,152 @@
+"""A verdict and its evidence, as the host writes them.
+
+What a runner says about a completion is one line on a private descriptor; this module decides what of it counts. The
+evidence (which process, how it ended, how long it took, the digest of what it said, under which isolation) is the
+host's own observation wherever the host can observe it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+VerdictName = Literal["Correct", "Incorrect", "InvalidOutput", "InfrastructureFailure"]
+Outcome = Literal["Passed", "Failed", "Error"]
+OUTCOMES: dict[str, Outcome] = {
+    "Correct": "Passed",
+    "Incorrect": "Failed",
+    "InvalidOutput": "Failed",
+    "InfrastructureFailure": "Error",
+}
+_REASON_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion to grade.
+
+    Attributes:
+        task_id: The task it answers.
+        sample: Which of several completions of the task.
+        completion: Its text.
+    """
+
+    task_id: str
+    sample: int
+    completion: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a completion is worth.
+
+    Attributes:
+        task_id: The task.
+        sample: Which completion of the task.
+        verdict: One of the four.
+        reward: None exactly for InfrastructureFailure.
+        reason: Why it could not be graded.
+        evidence: What the host saw.
+    """
+
+    task_id: str
+    sample: int
+    verdict: VerdictName
+    reward: float | None
+    reason: str | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """``Passed``, ``Failed``, or ``Error`` (which stands in no pass rate)."""
+        return OUTCOMES[self.verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the host knows about the process that graded.
+
+    Attributes:
+        process: Its command line.
+        isolation: How it was isolated.
+        duration_ms: From when it could start on the completion to its line, by the host's clock.
+        output: The line, as read.
+        oom: Whether the kernel killed a process of the sandbox for want of memory meanwhile.
+        tries: How many workers had the completion.
+        exit_code: Of the worker, when it ended over it.
+    """
+
+    process: Sequence[str]
+    isolation: str
+    duration_ms: float
+    output: bytes = b""
+    oom: bool = False
+    tries: int = 1
+    exit_code: int | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return it as it is recorded."""
+        return {
+            "process": list(self.process),
+            "exitCode": self.exit_code,
+            "durationMs": round(self.duration_ms, 3),
+            "outputSHA256": hashlib.sha256(self.output).hexdigest(),
+            "oom": self.oom,
+            "tries": self.tries,
+            "isolation": self.isolation,
+        }
+
+
+def failed(item: Completion, reason: str, evidence: Evidence, **more: Any) -> Verdict:
+    """Return the verdict of a completion that could not be graded."""
+    record = {**evidence.to_wire(), **more}
+    return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, reason[:_REASON_CHARS], record)
+
+
+def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | None:
+    """Return the verdict of a runner's line; None when the line is none for this completion.
+
+    Args:
+        item: The completion that was asked about.
+        number: The id it was asked under.
+        evidence: With the line as its output.
+    """
+    try:
+        line = json.loads(evidence.output)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or line.get("id") != number or line.get("taskId") != item.task_id:
+        return None
+    verdict, reward = line.get("verdict"), line.get("reward")
+    if verdict not in OUTCOMES:
+        return None
+    reported = line.get("evidence")
+    record = {**evidence.to_wire(), **_child_facts(reported if isinstance(reported, Mapping) else {})}
+    reason = str(line["reason"])[:_REASON_CHARS] if line.get("reason") else None
+    if verdict == "InfrastructureFailure":
+        if evidence.oom:
+            reason = f"out of memory: {reason}"
+        return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, reason or "no reason given", record)
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        return None
+    return Verdict(item.task_id, item.sample, verdict, float(reward), reason, record)
+
+
+def _child_facts(reported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the runner, which is not the graded process, saw of the completion's own process."""
+    facts: dict[str, Any] = {}
+    if isinstance(reported.get("exitCode"), int):
+        facts["exitCode"] = reported["exitCode"]
+    if isinstance(reported.get("signal"), str):
+        facts["signal"] = reported["signal"][:32]
+    if isinstance(reported.get("ms"), int | float):
+        facts["processMs"] = reported["ms"]
+    if reported.get("timedOut") is True:
+        facts["timedOut"] = True
+    if isinstance(reported.get("traceback"), str):
+        facts["traceback"] = reported["traceback"][:_REASON_CHARS]
+    return facts
