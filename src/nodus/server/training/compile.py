@@ -25,6 +25,8 @@ MODEL_PATH = "/nodus/inputs/model"
 STATE_PATH = "/nodus/state"
 OUTPUT_PATH = "/nodus/outputs"
 JOB_LABEL = "nodus.dev/trainingjob"
+BOUND = ("task", "mode", "parameters", "environment", "evaluation", "modelUri", "modelRevision")
+"""Keys of `params.json` that the configuration digest covers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,7 @@ def compile_job(
         params |= {"modelUri": model.uri, "modelRevision": model.revision}
         if model.digest:
             params["modelDigest"] = model.digest
-    bound = {key: params[key] for key in ("task", "mode", "parameters", "environment", "evaluation") if key in params}
-    bound |= {key: params[key] for key in ("modelUri", "modelRevision") if key in params}
+    bound = {key: params[key] for key in BOUND if key in params}
     params["configurationDigest"] = digest_of(bound)
     content = (canonical_json(params) + "\n").encode()
     return Compiled(

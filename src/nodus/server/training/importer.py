@@ -1,9 +1,9 @@
 """Bring the files of a hub repository into a directory: a process of its own, started by the server.
 
-`python -m nodus.server.training.importer REQUEST.json`. Its own process, because huggingface_hub is heavy, its downloads
-can't be cancelled from outside, and hashing gigabytes must not hold up the server. It promises that a directory with an
-`ok` result holds exactly the files of that commit, each of the size and digest that the hub states. Interrupted at any
-point, it goes on where it stopped when it is started again on the same directory.
+`python -m nodus.server.training.importer`, the request as JSON on stdin. Its own process, because huggingface_hub is
+heavy, its downloads can't be cancelled from outside, and hashing gigabytes must not hold up the server. It promises
+that a directory with an `ok` result holds exactly the files of that commit, each of the size and digest that the hub
+states. Interrupted at any point, it goes on where it stopped when it is started again on the same directory.
 
 In the directory: `files/` (the snapshot), `plan.json` (what there is to fetch, for progress), `result.json` (the end).
 """
@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,8 +26,21 @@ from pathlib import Path
 from typing import Any
 
 PLAN_FILE, RESULT_FILE, FILES_DIR, LOCK_FILE = "plan.json", "result.json", "files", "lock"
+LIBRARY_PROVENANCE = "nodus-provenance.json"
+"""Written beside the model by `nodus.trainer.library`."""
 HUB_TIMEOUT_S = 30.0
-_IGNORED = ("*.onnx", "onnx/*", "openvino/*", "*.h5", "*.msgpack", "*.tflite", "original/*", "*.ot", "coreml/*", ".git*")
+_IGNORED = (
+    "*.onnx",
+    "onnx/*",
+    "openvino/*",
+    "*.h5",
+    "*.msgpack",
+    "*.tflite",
+    "original/*",
+    "*.ot",
+    "coreml/*",
+    ".git*",
+)
 _WEIGHTS_WHEN_SAFETENSORS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.ckpt")
 
 
@@ -49,10 +63,10 @@ class Wanted:
     git_id: str | None
 
 
-def main(argv: list[str]) -> int:
-    """Import what the request file names, write the result beside the files; 0 when it succeeded."""
+def main() -> int:
+    """Import what the request on stdin names, write the result beside the files; 0 when it succeeded."""
     _die_with_parent()
-    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    request = json.load(sys.stdin)
     directory = Path(request["directory"])
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOCK_FILE).open("w") as lock:
@@ -66,6 +80,8 @@ def main(argv: list[str]) -> int:
 def run(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Import into `directory` and return the result: `ok` with the files, or why it failed."""
     try:
+        if request.get("library"):
+            return {"ok": True, **export(str(request["library"]), directory)}
         return {"ok": True, "files": fetch(request, directory)}
     except ImportFailed as failure:
         return {
@@ -114,9 +130,29 @@ def fetch(request: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
         )
     except ImportFailed:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the hub's client raises becomes a reason a person can act on
+    except Exception as error:
         raise explain(error, label) from error
     return [_verify(directory / FILES_DIR, file, label) for file in wanted]
+
+
+def export(name: str, directory: Path) -> dict[str, Any]:
+    """Have the trainer's library write a model, in a process of its own, and hash what it wrote.
+
+    Returns:
+        `files` as `fetch` does, and `provenance`: package, version and the sha256 of the weights in it.
+
+    Raises:
+        ImportFailed: the package is missing, or the library failed; with its words.
+    """
+    root = directory / FILES_DIR
+    shutil.rmtree(root, ignore_errors=True)
+    command = [sys.executable, "-m", "nodus.trainer.library", name, str(root)]
+    ended = subprocess.run(command, capture_output=True, text=True, preexec_fn=_die_with_parent, check=False)
+    if ended.returncode != 0:
+        last = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise ImportFailed("ModelExportFailed", f"library://{name}: {last[0][:300]}", transient=ended.returncode < 0)
+    files = [_hashed(root, path) for path in sorted(root.rglob("*")) if path.is_file()]
+    return {"files": files, "provenance": _library_provenance(root)}
 
 
 def plan(siblings: Iterable[Any], *, everything: bool = False) -> list[Wanted]:
@@ -154,7 +190,9 @@ def explain(error: Exception, label: str) -> ImportFailed:
             "check the name; for a private one name a Secret with HF_TOKEN under spec.model.secret",
         )
     if isinstance(error, OSError) and error.errno == 28:
-        return ImportFailed("DiskFull", f"{label}: the disk is full", "free space in the data directory", transient=True)
+        return ImportFailed(
+            "DiskFull", f"{label}: the disk is full", "free space in the data directory", transient=True
+        )
     text = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     return ImportFailed(
         "HubUnavailable",
@@ -214,6 +252,20 @@ def _verify(root: Path, file: Wanted, label: str) -> dict[str, Any]:
     )
 
 
+def _hashed(root: Path, path: Path) -> dict[str, Any]:
+    with path.open("rb") as handle:
+        sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+    return {"path": path.relative_to(root).as_posix(), "sha256": sha256, "size": path.stat().st_size}
+
+
+def _library_provenance(root: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((root / LIBRARY_PROVENANCE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {key: value for key, value in found.items() if key != "files"}
+
+
 def _literal(path: str) -> str:
     return "".join(f"[{char}]" if char in "*?[" else char for char in path)
 
@@ -225,4 +277,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

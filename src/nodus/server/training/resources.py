@@ -5,10 +5,11 @@ Pure; the machine is described by a value that the caller reads from the Offerin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nodus.core.errors import NodusError
 from nodus.server.training.parameters import overlay
 
 
@@ -52,6 +53,8 @@ class Chosen:
     """Offering it would run on; None when there is none."""
     warnings: tuple[Notice, ...] = ()
     blocking: tuple[Notice, ...] = ()
+    unknown_types: tuple[str, ...] = ()
+    """One sentence for each GPU type that the catalog does not know, with what is near."""
 
 
 GIB = 1024**3
@@ -66,7 +69,7 @@ def choose(
     model: str,
     method: str,
     shapes: Iterable[Shape],
-    families: Mapping[str, str] | None = None,
+    canonical: Callable[[str], str] = str,
 ) -> Chosen:
     """Pick resources: first matching preset, else the runtime's default, with the user's own over them.
 
@@ -79,7 +82,7 @@ def choose(
         model: hub repository of the base model, for the presets.
         method: `Full`, `LoRA` or `QLoRA`.
         shapes: the offerings there are.
-        families: every spelling of an accelerator, folded to lower case, to its canonical family.
+        canonical: the family that a spelling of an accelerator means; raises NodusError for an unknown one.
     """
     offerings = list(shapes)
     given = given or {}
@@ -96,7 +99,7 @@ def choose(
         return _on_cpu(presets, {key: value for key, value in given.items() if key != "gpu"}, offerings)
     gpu = dict(_gpu(resources) or {"count": 1})
     resources["gpu"] = gpu
-    return _on_gpu(resources, gpu, offerings, families or {}, named=named is not None)
+    return _on_gpu(resources, gpu, offerings, canonical, named=named is not None)
 
 
 def _on_cpu(presets: list[Mapping[str, Any]], given: Mapping[str, Any], offerings: list[Shape]) -> Chosen:
@@ -124,12 +127,19 @@ def _on_gpu(
     resources: dict[str, Any],
     gpu: Mapping[str, Any],
     offerings: list[Shape],
-    families: Mapping[str, str],
+    canonical: Callable[[str], str],
     *,
     named: bool,
 ) -> Chosen:
     count = _count(gpu)
-    wanted = [families.get(_fold(kind), kind) for kind in gpu.get("type") or []]
+    wanted, unknown = [], []
+    for kind in gpu.get("type") or []:
+        try:
+            wanted.append(canonical(str(kind)))
+        except NodusError as error:
+            unknown.append(error.message)
+    if unknown and named:
+        return Chosen(resources, count, None, unknown_types=tuple(unknown))
     fits = [shape for shape in offerings if shape.accelerators >= count and (not wanted or shape.accelerator in wanted)]
     if not fits and not named:
         # The preset's types are a recommendation; another accelerator that is here is better than none.
@@ -151,14 +161,12 @@ def _on_gpu(
 
 
 def _matching_presets(runtime_spec: Mapping[str, Any], model: str, method: str) -> list[Mapping[str, Any]]:
-    quantization = "nf4" if method == "QLoRA" else None
+    quantization = "nf4" if method == "QLoRA" else "none"
     found = []
     for preset in runtime_spec.get("presets") or []:
+        declared = preset.get("quantization") or "none"
         same = preset["model"].lower() == model.lower() and preset["method"] == method
-        if same and (preset.get("quantization") or None) in (
-            quantization,
-            "none" if quantization is None else quantization,
-        ):
+        if same and declared == quantization:
             found.append(preset["resources"])
     return found
 
@@ -173,7 +181,3 @@ def _gpu(resources: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _count(gpu: Mapping[str, Any]) -> int:
     return int(gpu.get("count", 1))
-
-
-def _fold(name: str) -> str:
-    return name.lower().replace("_", "-")

@@ -287,7 +287,7 @@ def mcnemar_p(wins: int, losses: int) -> float:
     if changed == 0:
         return 1.0
     tail = sum(math.comb(changed, k) for k in range(min(wins, losses) + 1))
-    return min(1.0, 2 * tail / 2**changed)
+    return min(1.0, tail / (1 << (changed - 1)))
 
 
 def _comparable_note(result: Mapping[str, Any]) -> str:

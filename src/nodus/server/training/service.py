@@ -1,0 +1,268 @@
+"""What a running TrainingJob asks the server for: its tasks, and verdicts on its completions.
+
+Runs in the API server, called by `api/attempt_api.py` with bodies that were checked there. Promises: a run's tasks
+never change; exactly one verdict is recorded for each (attempt, phase, step, task, sample), before anyone is told it;
+one batch of a TrainingJob is graded at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nodus.core.errors import Cause, GraderFailed, Invalid
+from nodus.server.grading.verdicts import OUTCOMES, Completion, Verdict
+from nodus.server.store import taskevents
+from nodus.server.store.taskevents import SampleKey, VerdictRow, another_completion, completion_digest
+from nodus.server.training import lookups
+from nodus.server.training.compile import DEFAULT_SEED
+from nodus.server.training.parameters import lookup
+from nodus.server.training.references import BadReference
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.grading import GradingService, Manifest, ResolvedEnvironment, Task
+    from nodus.server.store import Store
+    from nodus.server.store.objects import Object
+    from nodus.server.training.lookups import FoundEnvironment
+
+CHUNK = 128
+"""Completions graded between two records: what a killed server has to grade again at most."""
+FAILURE_WINDOW = 32
+FAILURE_MINIMUM = 8
+FAILURE_SHARE = 0.5
+_KEPT_RUNS = 64
+_SPLITS = {"Baseline": "test", "Evaluation": "test", "Training": "train"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunTasks:
+    """The environment of a run and the tasks it was given."""
+
+    environment: ResolvedEnvironment
+    tasks: Mapping[str, tuple[Task, ...]]
+    """By split; already filtered, in the seed's order and cut to the run's counts."""
+
+    def ids(self, phase: str) -> frozenset[str]:
+        """Ids of the tasks that a phase may submit completions of."""
+        return frozenset(task.task_id for task in self.tasks[_SPLITS[phase]])
+
+
+class TrainingService:
+    """Tasks and gradings of TrainingJobs.
+
+    Args:
+        store: where verdicts are recorded.
+        grading: lists tasks and grades, in sandboxes.
+    """
+
+    def __init__(self, store: Store, grading: GradingService) -> None:
+        self._store = store
+        self._grading = grading
+        self._runs: OrderedDict[str, RunTasks] = OrderedDict()
+        self._batches: dict[str, asyncio.Lock] = {}
+
+    async def task_files(self, obj: Object) -> dict[str, str]:
+        """`train.jsonl` and `test.jsonl` of a TrainingJob: prompts and public metadata, never an answer.
+
+        Raises:
+            EnvironmentTasksFailed: the environment can't list its tasks.
+            Invalid: the TrainingJob has no environment, or it no longer resolves to what was pinned.
+        """
+        run = await self._run_of(obj)
+        return {f"{split}.jsonl": _jsonl(tasks) for split, tasks in run.tasks.items()}
+
+    async def grade(
+        self, obj: Object, attempt: str, phase: str, step: int, completions: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Verdicts on completions, in their order; what was recorded before is returned as it was.
+
+        Args:
+            obj: the TrainingJob.
+            attempt: name of the attempt that submits.
+            phase: `Baseline`, `Training` or `Evaluation`.
+            step: optimizer step; 0 outside of training.
+            completions: each with `taskId`, `sample` (default 0) and `completion`.
+
+        Raises:
+            Invalid: a completion is of a task that the run was not given, or comes twice.
+            Conflict: a completion was graded before with another text.
+            GraderFailed: too many of the last completions could not be graded; names the evidence.
+        """
+        run = await self._run_of(obj)
+        items = _items(completions, phase, step)
+        _check_items(items, run.ids(phase), phase)
+        async with self._batches.setdefault(obj.uid, asyncio.Lock()):
+            recorded = await self._store.read(taskevents.find_verdicts, obj.uid, attempt, list(items))
+            for key, item in items.items():
+                if key in recorded and recorded[key].completion_sha256 != completion_digest(item.completion):
+                    raise another_completion(key)
+            missing = [(key, item) for key, item in items.items() if key not in recorded]
+            parallel = lookup(obj.spec, "grading.maxParallel")
+            for start in range(0, len(missing), CHUNK):
+                chunk = missing[start : start + CHUNK]
+                verdicts = await self._grading.grade(
+                    obj.uid, run.environment, [item for _, item in chunk], max_parallel=parallel
+                )
+                rows = [_row(key, item, verdict) for (key, item), verdict in zip(chunk, verdicts, strict=True)]
+                recorded |= await self._store.write(taskevents.record_verdicts, obj.uid, attempt, rows)
+            await self._check_failures(obj, attempt)
+        return [_wire(recorded[key]) for key in items]
+
+    async def count_tasks(
+        self, found: FoundEnvironment, seed: int | None, task_filter: Mapping[str, Any]
+    ) -> dict[str, int]:
+        """Sizes of an environment's splits after a `taskFilter`.
+
+        Raises:
+            EnvironmentTasksFailed: the environment can't list its tasks.
+        """
+        environment = await self._grading.resolve(found.object.name, found.spec)
+        counts = {}
+        for split in ("train", "test"):
+            manifest = await self._grading.tasks(environment, split, DEFAULT_SEED if seed is None else seed)
+            counts[split] = sum(1 for task in manifest.tasks if matches(task.metadata, task_filter))
+        return counts
+
+    async def digest_of(self, found: FoundEnvironment) -> str:
+        """Digest of an environment at a version."""
+        environment = await self._grading.resolve(found.object.name, found.spec)
+        return environment.digest
+
+    def forget(self, uid: str) -> None:
+        """Drop what is kept in memory of a run that ended."""
+        self._runs.pop(uid, None)
+        self._batches.pop(uid, None)
+
+    async def _run_of(self, obj: Object) -> RunTasks:
+        known = self._runs.get(obj.uid)
+        if known is not None:
+            self._runs.move_to_end(obj.uid)
+            return known
+        name = lookup(obj.spec, "environment.name")
+        if not isinstance(name, str):
+            raise Invalid(f"TrainingJob {obj.name!r} has no environment, so it has no tasks and gradings")
+        found: FoundEnvironment = await self._store.read(_found, obj, name)
+        environment = await self._grading.resolve(found.object.name, found.spec)
+        pinned = lookup(obj.status, "pinned.environment.digest")
+        if pinned and pinned != environment.digest:
+            raise Invalid(
+                f"{found.ref} is not what TrainingJob {obj.name!r} was created with "
+                f"({environment.digest}, pinned {pinned})",
+                fix="Create the TrainingJob again to train on what is there now.",
+            )
+        run = RunTasks(environment, await self._tasks_of(obj, environment))
+        self._runs[obj.uid] = run
+        while len(self._runs) > _KEPT_RUNS:
+            self._runs.popitem(last=False)
+        return run
+
+    async def _tasks_of(self, obj: Object, environment: ResolvedEnvironment) -> dict[str, tuple[Task, ...]]:
+        pinned = obj.status.get("pinned") or {}
+        wanted = lookup(obj.spec, "parameters.taskFilter") or {}
+        seed = int(pinned.get("seed", DEFAULT_SEED))
+        tasks: dict[str, tuple[Task, ...]] = {}
+        for split, name in (("train", "trainTasks"), ("test", "heldOutTasks")):
+            count = int(pinned.get(name) or 0)
+            manifest: Manifest | None = await self._grading.tasks(environment, split, seed) if count else None
+            tasks[split] = _chosen(manifest, wanted, count)
+        return tasks
+
+    async def _check_failures(self, obj: Object, attempt: str) -> None:
+        """Stop a run whose grader is broken: a policy that learns from what is left would learn nonsense."""
+        rows = await self._store.read(taskevents.recent_verdicts, obj.uid, FAILURE_WINDOW, attempt)
+        failed = [row for row in rows if row.outcome == "Error"]
+        if len(rows) < FAILURE_MINIMUM or len(failed) < FAILURE_SHARE * len(rows):
+            return
+        last = failed[0]
+        raise GraderFailed(
+            f"{len(failed)} of the last {len(rows)} completions could not be graded; the last, of task "
+            f"{last.key.task_id}: {last.reason or 'no reason given'}",
+            fix="Correct the environment's grader and publish a new version; nodus get the run's task events for more.",
+            details={"failed": len(failed), "of": len(rows), "reason": last.reason, "evidence": last.evidence},
+        )
+
+
+def matches(metadata: Mapping[str, Any], task_filter: Mapping[str, Any]) -> bool:
+    """Whether a task's metadata has every value of a filter; a list in the filter means any of its values."""
+    for name, wanted in task_filter.items():
+        value = metadata.get(name)
+        allowed = wanted if isinstance(wanted, list) else [wanted]
+        if value not in allowed and value != wanted:
+            return False
+    return True
+
+
+def _found(conn: Connection, obj: Object, name: str) -> FoundEnvironment:
+    try:
+        return lookups.environment(conn, str(obj.project), name)
+    except BadReference as error:
+        raise Invalid(str(error)) from error
+
+
+def _chosen(manifest: Manifest | None, task_filter: Mapping[str, Any], count: int) -> tuple[Task, ...]:
+    if manifest is None:
+        return ()
+    kept = [task for task in manifest.tasks if matches(task.metadata, task_filter)]
+    return tuple(kept[:count])
+
+
+def _jsonl(tasks: Sequence[Task]) -> str:
+    return "".join(json.dumps(task.public(), ensure_ascii=False) + "\n" for task in tasks)
+
+
+def _items(completions: Sequence[Mapping[str, Any]], phase: str, step: int) -> dict[SampleKey, Completion]:
+    items: dict[SampleKey, Completion] = {}
+    causes = []
+    for number, given in enumerate(completions):
+        text = given["completion"]
+        if not isinstance(text, str):
+            causes.append(
+                Cause(f"completions[{number}].completion", "FieldValueInvalid", "one reply's text is expected")
+            )
+            continue
+        key = SampleKey(phase, step, str(given["taskId"]), int(given.get("sample", 0)))
+        if key in items:
+            causes.append(Cause(f"completions[{number}]", "FieldValueInvalid", "the same task and sample come twice"))
+        items[key] = Completion(key.task_id, key.sample, text)
+    if causes:
+        raise Invalid("the completions can't be graded as sent", causes=causes[:20])
+    return items
+
+
+def _check_items(items: Mapping[SampleKey, Completion], known: frozenset[str], phase: str) -> None:
+    unknown = sorted({key.task_id for key in items} - known)
+    if unknown:
+        shown = ", ".join(unknown[:3])
+        raise Invalid(
+            f"{len(unknown)} tasks are not among the {phase} tasks of this run: {shown}",
+            causes=[Cause("completions", "FieldValueInvalid", f"unknown taskId {task_id}") for task_id in unknown[:20]],
+        )
+
+
+def _row(key: SampleKey, item: Completion, verdict: Verdict) -> VerdictRow:
+    return VerdictRow(
+        key=key,
+        completion_sha256=completion_digest(item.completion),
+        verdict=verdict.verdict,
+        outcome=OUTCOMES[verdict.verdict],
+        reward=verdict.reward,
+        reason=verdict.reason,
+        evidence=verdict.evidence,
+    )
+
+
+def _wire(row: VerdictRow) -> dict[str, Any]:
+    wire: dict[str, Any] = {
+        "taskId": row.key.task_id,
+        "sample": row.key.sample,
+        "verdict": row.verdict,
+        "outcome": row.outcome,
+        "reward": row.reward,
+    }
+    return wire | {"reason": row.reason} if row.reason else wire
