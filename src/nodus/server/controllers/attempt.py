@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -74,11 +74,16 @@ class AttemptController(BaseController):
         lookups: Secrets, volumes and tokens.
         node: This host's id; attempts of other nodes are left alone.
         clock: Where time comes from.
+
+    Attributes:
+        wake: Called with the uid of an attempt that may have become next in line for capacity.
     """
 
     kind = ATTEMPT
 
     def __init__(self, store: Store, backend: LocalBackend, lookups: Lookups, node: str, clock: Clock) -> None:
+        self.wake: Callable[[str], None] = lambda uid: None
+        self._line: tuple[str, ...] = ()
         self._store = store
         self._backend = backend
         self._lookups = lookups
@@ -95,7 +100,7 @@ class AttemptController(BaseController):
         line: tuple[str, ...] = ()
         if member.phase == "Absent":
             live = objects.list_(conn, ATTEMPT, None, fields="status.phase in (Pending,Starting,Running)").items
-            line = waiting_line(a for a in live if a.spec.get("node") in (None, self._node))
+            line = self._line = waiting_line(a for a in live if a.spec.get("node") in (None, self._node))
         return Context(obj, objects.find(conn, JOB, obj.project, obj.spec["job"]), member, line)
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
@@ -159,7 +164,15 @@ class AttemptController(BaseController):
             if error.retryable:
                 raise
             return ActionResult(action.key, action.name, {"fix": error.fix}, error=error.message)
+        self._wake_next(uid)
         return ActionResult(action.key, action.name)
+
+    def _wake_next(self, but: str) -> None:
+        """Let the next in line look for capacity now; it would by itself within a second or more."""
+        for uid in self._line:
+            if uid != but:
+                self.wake(uid)
+                return
 
     async def _collect(self, ctx: Context, action: Action) -> ActionResult:
         uid = ctx.obj.uid
@@ -176,6 +189,7 @@ class AttemptController(BaseController):
                     raise
                 error = failure.message
         await self._backend.finish(uid)
+        self._wake_next(uid)
         outputs = [{"name": f.name, "path": f.path, "sha256": f.sha256, "size": f.size_bytes} for f in found]
         return ActionResult(action.key, action.name, {"outputs": outputs}, error=error)
 
@@ -213,7 +227,8 @@ def _decide_absent(ctx: Context, now: datetime) -> Outcome:
         ahead = ctx.line.index(obj.uid)
         message = f"waiting for {ahead} older run{'s' if ahead != 1 else ''} to start"
         status = {**_base(ctx), "phase": "Pending", "reason": "Queued", "message": message}
-        return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S)
+        # The one before wakes it when it starts; this is for when that gets lost.
+        return Outcome(status=status, requeue_after_s=5 * QUEUE_INTERVAL_S)
     status = obj.status if obj.status.get("phase") else {**_base(ctx), "phase": "Pending"}
     return Outcome(status=status, action=Action("start", obj.uid))
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from nodus.core.clock import Clock, SystemClock
-from nodus.core.errors import AlreadyExists, Conflict, NotFound, StaleLease
+from nodus.core.errors import AlreadyExists, Conflict, Expired, NotFound, StaleLease, StoreError
 from nodus.core.kinds import Kind
+from nodus.server.controllers.applying import apply
 from nodus.server.controllers.leasekeeper import LeaseKeeper
 from nodus.server.controllers.outcome import (
     NOTHING,
@@ -38,12 +39,13 @@ from nodus.server.controllers.outcome import (
     Update,
 )
 from nodus.server.controllers.workqueue import WorkQueue
-from nodus.server.store import events, leases, objects
+from nodus.server.store import Fence, objects
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.store import Store
+    from nodus.server.store.changes import Change
     from nodus.server.store.objects import Object
 
 __all__ = [
@@ -69,7 +71,6 @@ STATUS_INTERVAL_S = 1.0
 """A status whose phase stays is written at most this often."""
 
 C = TypeVar("C")
-_Status = dict[str, Any] | None
 
 
 class Controller(Protocol[C]):
@@ -173,7 +174,6 @@ class Manager:
         self._leases = LeaseKeeper(store, owner, self._clock, lease_ttl_s)
         self.queue: WorkQueue[Key] = WorkQueue(self._clock)
         self._results: dict[Key, ActionResult] = {}
-        self._owners: dict[str, tuple[str, ...]] = {}
         self._status_written: dict[str, float] = {}
         self._stale: set[Key] = set()
 
@@ -215,31 +215,31 @@ class Manager:
 
     async def _resync_forever(self) -> None:
         while True:
+            await asyncio.sleep(self._resync_s)
             try:
                 await self.resync()
             except Exception:  # a failing read must not end the loop; the next round tries again
                 log.exception("resync failed")
-            await asyncio.sleep(self._resync_s)
 
     async def _follow(self) -> None:
+        """Queue what changes, for ever; where changes were missed, look at everything."""
         kinds = sorted({*self._controllers, *self._watchers})
-        async for change in self._store.feed.subscribe(kinds):
-            await self.observe(change.kind, change.uid)
+        while True:
+            try:
+                since = await self._store.feed.position()
+                await self.resync()
+                async for change in self._store.feed.subscribe(kinds, since):
+                    self.observe(change)
+            except (Expired, StoreError) as error:
+                log.warning("the controllers' feed of changes broke off: %s", error.message)
+                await asyncio.sleep(1.0)
 
-    async def observe(self, kind: str, uid: str) -> None:
-        """Queue what a change of an object concerns: itself, and its owners whose controllers watch its kind."""
-        self.wake(kind, uid)
-        watchers = self._watchers.get(kind)
-        if not watchers:
-            return
-        obj = await self._store.read(objects.find_by_uid, uid)
-        if obj is not None:
-            self._owners[uid] = tuple(str(ref["uid"]) for ref in obj.owner_references)
-        # A deleted object's owners are known from the last time it was seen.
-        owners = self._owners.get(uid, ()) if obj is not None else self._owners.pop(uid, ())
-        for controller in watchers:
-            for owner in owners:
-                self.wake(controller.kind.name, owner)
+    def observe(self, change: Change) -> None:
+        """Queue what a change concerns: the object itself, and its owners whose controllers watch its kind."""
+        self.wake(change.kind, change.uid)
+        for controller in self._watchers.get(change.kind, ()):
+            for reference in change.object.owner_references:
+                self.wake(controller.kind.name, str(reference["uid"]))
 
     async def _work(self) -> None:
         while True:
@@ -275,9 +275,12 @@ class Manager:
             ctx = controller.absorb(ctx, result)
         outcome = controller.decide(ctx, self._clock.now())
         status, again_s = self._throttle(obj, outcome)
+        last = outcome.action is None and status is not None
+        last = last and not controller.eligible(dataclasses.replace(obj, status=status or {}))
         try:
             if outcome.writes or status is not None:
-                await self._store.write(_apply, obj, outcome, status, key, token)
+                fence = Fence(f"{key.kind}/{key.uid}", token)
+                await self._store.write(apply, obj, outcome, status, fence, last=last)
         except StaleLease:
             self._drop(key)
             return None
@@ -288,6 +291,8 @@ class Manager:
         self._results.pop(key, None)
         if status is not None:
             self._status_written[key.uid] = self._clock.monotonic()
+        if last:
+            self._leases.lost(key)
         if outcome.action is not None:
             self._results[key] = await controller.act(ctx, outcome.action)
             return 0.0
@@ -334,45 +339,3 @@ def _load(conn: Connection, controller: Controller[Any], uid: str) -> tuple[Obje
 def _eligible_uids(conn: Connection, controller: Controller[Any]) -> list[str]:
     page = objects.list_(conn, controller.kind, None)
     return [obj.uid for obj in page.items if controller.eligible(obj)]
-
-
-def _apply(conn: Connection, obj: Object, outcome: Outcome, status: _Status, key: Key, token: int) -> None:
-    """Carry out an outcome in the caller's transaction: all of it or nothing."""
-    leases.check(conn, f"{key.kind}/{key.uid}", token)
-    for child in outcome.create:
-        _create(conn, obj, child)
-    for update in outcome.update:
-        _update(conn, update)
-    for gone in outcome.delete:
-        objects.delete(conn, gone, "Background")
-    for event in outcome.events:
-        events.record(conn, obj, event.type, event.reason, event.message)
-    if status is not None:
-        objects.update_status(conn, obj.uid, status, expect_rv=obj.resource_version)
-
-
-def _create(conn: Connection, owner: Object, child: NewObject) -> None:
-    there = objects.find(conn, child.kind, owner.project, child.name)
-    if there is not None and owner.uid in _owner_uids(there.owner_references):
-        return
-    objects.create(
-        conn,
-        child.kind,
-        owner.project,
-        child.name,
-        child.spec,
-        labels=child.labels,
-        annotations=child.annotations,
-        owner=owner if child.owned else None,
-        status=child.status,
-    )
-
-
-def _owner_uids(references: Iterable[dict[str, Any]]) -> set[str]:
-    return {str(reference["uid"]) for reference in references}
-
-
-def _update(conn: Connection, update: Update) -> None:
-    names = ("spec", "labels", "annotations", "finalizers", "status")
-    changes = {name: value for name in names if (value := getattr(update, name)) is not None}
-    objects.update(conn, update.obj, **changes)

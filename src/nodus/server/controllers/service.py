@@ -66,6 +66,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     controllers: list[Controller[Any]] = [JobController(node, backend), attempts, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)
     services.manager = manager
+    attempts.wake = lambda uid: manager.wake("Attempt", uid)
     for uid in await attempts.attach():
         manager.wake("Attempt", uid)
     async with asyncio.TaskGroup() as group:
