@@ -1,0 +1,115 @@
+"""One authenticated request, and what its route says of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from nodus.core.errors import BadRequest, NotFound
+from nodus.core.ids import name_problem
+from nodus.core.kinds import EVENT, KINDS, Kind
+from nodus.server.api.auth import Principal
+from nodus.server.services import Services
+
+# Events are named after their object, with a digest behind a dot.
+_EVENT_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_BY_PLURAL: dict[tuple[str, str], Kind] = {(kind.version, kind.plural): kind for kind in KINDS.values()}
+
+
+@dataclass(slots=True)
+class Call:
+    """What a handler gets: who asks, for what, and the parts of the server to answer with."""
+
+    request: Request
+    services: Services
+    principal: Principal
+    params: dict[str, str]
+    """Parameters of the route's path."""
+
+    @property
+    def method(self) -> str:
+        """HTTP method; HEAD reads as GET."""
+        return "GET" if self.request.method == "HEAD" else self.request.method
+
+    @property
+    def project(self) -> str | None:
+        """The project in the path."""
+        return self.params.get("project")
+
+    def query(self, name: str) -> str | None:
+        """A query parameter, ``None`` when absent or empty.
+
+        Raises:
+            BadRequest: it holds a NUL character, which no store takes.
+        """
+        value = self.request.query_params.get(name)
+        if value and "\x00" in value:
+            raise BadRequest(f"the query parameter {name} holds a NUL character")
+        return value or None
+
+    def flag(self, name: str) -> bool:
+        """A boolean query parameter.
+
+        Raises:
+            BadRequest: it is neither true nor false.
+        """
+        value = (self.query(name) or "false").lower()
+        if value not in ("true", "false", "1", "0"):
+            raise BadRequest(f"{name}={value!r} is neither true nor false")
+        return value in ("true", "1")
+
+    def number(self, name: str, least: int = 0, most: int = 2**53) -> int | None:
+        """An integer query parameter.
+
+        Raises:
+            BadRequest: it is no integer from ``least`` to ``most``.
+        """
+        value = self.query(name)
+        if value is None:
+            return None
+        digits = value.removeprefix("-")
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18 and least <= int(value) <= most):
+            raise BadRequest(f"{name}={value!r} is not a whole number from {least} to {most}")
+        return int(value)
+
+
+def kind_of(params: dict[str, str]) -> Kind:
+    """The kind that ``{version}`` and ``{plural}`` name.
+
+    Raises:
+        NotFound: there is none, or it is not of the scope that the path says.
+    """
+    version, plural = params["version"], params["plural"]
+    kind = _BY_PLURAL.get((version, plural))
+    if kind is None or ("project" in params and not kind.namespaced):
+        other = next((k for k in KINDS.values() if k.plural == plural), None)
+        fix = "`nodus api-resources` lists the kinds."
+        if other is not None:
+            where = "namespaces/PROJECT/" if other.namespaced else ""
+            fix = f"Its path is /apis/{other.api_version}/{where}{plural}."
+        raise NotFound(f"the server has no resource type {plural!r} here", fix=fix)
+    return kind
+
+
+def checked_name(kind: Kind, name: str) -> str:
+    """A name from a path.
+
+    Raises:
+        NotFound: no object can have it; so none has.
+    """
+    if kind is EVENT and len(name) <= 253 and _EVENT_NAME.fullmatch(name):
+        return name
+    plain, _, version = name.partition("@")
+    if name_problem(plain) or (version and not version.replace(".", "").replace("-", "").isalnum()):
+        raise not_found(kind, name)
+    return name
+
+
+def not_found(kind: Kind, name: str) -> NotFound:
+    """The error for an object that is not there, worded as the CLI shows it."""
+    shown = name if name.isprintable() else ascii(name)[1:-1]
+    details: dict[str, Any] = {"name": shown, "group": "nodus.dev", "kind": kind.plural}
+    return NotFound(f'{kind.plural} "{shown}" not found', details=details)

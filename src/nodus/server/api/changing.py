@@ -1,0 +1,165 @@
+"""Changing and deleting objects: patches, replacement, deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from starlette.responses import Response
+
+from nodus.core.errors import BadRequest, Conflict, UnsupportedMediaType
+from nodus.core.kinds import Kind
+from nodus.core.patches import json_patch, merge_patch
+from nodus.server.api.admitting import admit_draft, is_dry_run, preview_of, resolve_draft
+from nodus.server.api.auth import CREATED_BY
+from nodus.server.api.call import Call, checked_name
+from nodus.server.api.envelope import read_envelope
+from nodus.server.api.http import json_response, parse_json, read_body, read_object
+from nodus.server.api.present import dry_run_etag, present
+from nodus.server.api.reading import find
+from nodus.server.kinds import admission_of
+from nodus.server.kinds.base import Draft, check_immutable, same_spec
+from nodus.server.store import objects
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+Propagation = Literal["Background", "Foreground", "Orphan"]
+_UPDATE_TRIES = 5
+
+
+async def patch(call: Call, kind: Kind) -> Response:
+    """Apply a merge patch or a JSON patch."""
+    media = call.request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media not in (MERGE_PATCH, JSON_PATCH):
+        raise UnsupportedMediaType(
+            f"a patch can't have the content type {media or 'none'!r}", fix=f"Use {MERGE_PATCH} or {JSON_PATCH}."
+        )
+    document = parse_json(await read_body(call.request))
+    if media == MERGE_PATCH and not isinstance(document, dict):
+        raise BadRequest("a merge patch is a JSON object")
+    if media == MERGE_PATCH:
+        return await _update(call, kind, "patch", lambda wire: merge_patch(wire, document), _names_version(document))
+    return await _update(call, kind, "patch", lambda wire: json_patch(wire, document), names_version=False)
+
+
+async def replace(call: Call, kind: Kind) -> Response:
+    """Replace an object with the one in the body; a ``resourceVersion`` in it must be the stored one's."""
+    body = await read_object(call.request)
+    return await _update(call, kind, "update", lambda wire: body, _names_version(body))
+
+
+def _names_version(document: Mapping[str, Any]) -> bool:
+    metadata = document.get("metadata")
+    return isinstance(metadata, Mapping) and bool(metadata.get("resourceVersion"))
+
+
+async def _update(call: Call, kind: Kind, verb: str, change: Callable[[Any], Any], names_version: bool) -> Response:
+    name = checked_name(kind, call.params["name"])
+    call.principal.require(verb, kind, call.project, name)
+    dry_run = is_dry_run(call)
+    for tries_left in reversed(range(_UPDATE_TRIES)):
+        draft = await call.services.store.read(_draft_update, call, kind, name, change)
+        draft.dry_run, draft.actor = dry_run, call.principal
+        await resolve_draft(call.services, draft)
+        try:
+            if dry_run:
+                wire, etag = await call.services.store.read(_dry_update, call, draft)
+                return json_response(wire, 200, {"ETag": etag})
+            wire = await call.services.store.write(_apply_update, call, draft)
+            return json_response(merge_patch(wire, {"status": draft.reply_status}) if draft.reply_status else wire)
+        except Conflict as error:
+            # Only "changed since it was read" is worth another try, and only when the client named no version.
+            if not tries_left or names_version or type(error) is not Conflict:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _draft_update(conn: Connection, call: Call, kind: Kind, name: str, change: Callable[[Any], Any]) -> Draft:
+    old = find(conn, call, kind, name)
+    after = change(old.to_wire())
+    if not isinstance(after, dict):
+        raise BadRequest("the patched object is not an object any more")
+    metadata = after.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if version not in (None, "", str(old.resource_version)):
+        raise Conflict(
+            f'{kind.plural} "{name}" was changed: it is at version {old.resource_version}, not {str(version)[:40]}',
+            fix="Get it again and repeat the change.",
+        )
+    draft = read_envelope(kind, call.project, after, call.principal.user, old)
+    draft.name = old.name
+    if CREATED_BY in old.labels:
+        draft.labels[CREATED_BY] = old.labels[CREATED_BY]
+    return draft
+
+
+def _check_update(conn: Connection, call: Call, draft: Draft) -> bool:
+    """Run admission on a change; tell whether the spec changes."""
+    assert draft.old is not None
+    spec_changes = not same_spec(draft.kind, draft.old.spec, draft.spec)
+    if spec_changes or draft.causes:
+        if not draft.causes:
+            check_immutable(draft.kind, draft.old.spec, draft.spec)
+        admit_draft(conn, call.services, draft)
+    return spec_changes
+
+
+def _dry_update(conn: Connection, call: Call, draft: Draft) -> tuple[dict[str, Any], str]:
+    assert draft.old is not None
+    _check_update(conn, call, draft)
+    preview = preview_of(conn, call.services, draft)
+    wire = merge_patch(draft.old.to_wire(), {"status": preview})
+    wire["metadata"] |= {"labels": draft.labels, "annotations": draft.annotations}
+    wire["spec"] = draft.spec
+    return admission_of(draft.kind).render(wire), dry_run_etag(draft, preview)
+
+
+def _apply_update(conn: Connection, call: Call, draft: Draft) -> dict[str, Any]:
+    old = draft.old
+    assert old is not None
+    admission = admission_of(draft.kind)
+    spec_changes = _check_update(conn, call, draft)
+    spec = admission.storable(draft.spec)
+    obj = objects.update(
+        conn, old, spec=spec if spec_changes or spec != old.spec else None, labels=draft.labels,
+        annotations=draft.annotations, finalizers=draft.finalizers,
+    )  # fmt: skip
+    if spec_changes:
+        admission.stored(conn, call.services, draft, obj)
+        obj = objects.get_by_uid(conn, obj.uid)
+    return present(conn, draft.kind, obj)
+
+
+async def delete(call: Call, kind: Kind) -> Response:
+    """Delete an object; what it owns goes too unless orphaned."""
+    name = checked_name(kind, call.params["name"])
+    call.principal.require("delete", kind, call.project, name)
+    options = await read_object(call.request, optional=True)
+    propagation = options.get("propagationPolicy") or call.query("propagationPolicy") or "Background"
+    if propagation not in ("Background", "Foreground", "Orphan"):
+        raise BadRequest(f"propagationPolicy {propagation!r} is not known", fix="Use Background, Foreground or Orphan.")
+    dry_run = is_dry_run(call)
+    run = call.services.store.read if dry_run else call.services.store.write
+    uid = await run(_delete, call, kind, name, cast(Propagation, propagation), options.get("preconditions"), dry_run)
+    details = {"name": name, "group": "nodus.dev", "kind": kind.plural, "uid": uid}
+    return json_response(
+        {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+    )
+
+
+def _delete(
+    conn: Connection, call: Call, kind: Kind, name: str, propagation: Propagation, preconditions: Any, dry_run: bool
+) -> str:
+    obj = find(conn, call, kind, name)
+    wanted = preconditions if isinstance(preconditions, dict) else {}
+    for key, value in (("uid", obj.uid), ("resourceVersion", str(obj.resource_version))):
+        if wanted.get(key) not in (None, value):
+            raise Conflict(f'{kind.plural} "{name}" is not the object that was meant: its {key} is {value}')
+    admission_of(kind).deleting(conn, call.services, obj)
+    if not dry_run:
+        objects.delete(conn, obj, propagation)
+    return obj.uid

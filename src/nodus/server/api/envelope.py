@@ -1,0 +1,194 @@
+"""Decoding of the envelope of an object (apiVersion, kind, metadata) into a draft, strictly and with every mistake."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nodus.core.errors import BadRequest, Cause
+from nodus.core.ids import name_problem
+from nodus.core.kinds import Kind
+from nodus.server.api.http import json_type
+from nodus.server.kinds.base import Draft
+
+if TYPE_CHECKING:
+    from nodus.server.store.objects import Object
+
+TOP_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
+WRITABLE_METADATA = ("name", "generateName", "namespace", "labels", "annotations", "finalizers")
+SERVER_METADATA = (
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "ownerReferences",
+    "managedFields",
+    "selfLink",
+)
+ANNOTATIONS_LIMIT_BYTES = 256 * 1024
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+def read_envelope(
+    kind: Kind, project: str | None, body: Mapping[str, Any], user: str, old: Object | None = None
+) -> Draft:
+    """Decode a whole object as a client sent it.
+
+    Args:
+        kind: what the path says it is.
+        project: the project in the path.
+        body: the decoded JSON object.
+        user: who sends it.
+        old: the stored object, for updates.
+
+    Returns:
+        A draft; mistakes are in ``draft.causes``. ``spec`` is not decoded yet.
+
+    Raises:
+        BadRequest: it is another kind of object, or meant for another project or name, than the path says.
+    """
+    causes: list[Cause] = []
+    _check_identity(kind, project, body)
+    for key in body:
+        if key not in TOP_FIELDS:
+            causes.append(_unknown(str(key), str(key), TOP_FIELDS))
+    metadata = _object(body.get("metadata"), "metadata", causes)
+    for key in metadata:
+        if key not in WRITABLE_METADATA and key not in SERVER_METADATA:
+            causes.append(_unknown(f"metadata.{key}", str(key), WRITABLE_METADATA))
+    draft = Draft(
+        kind=kind,
+        project=project,
+        name=_name(metadata, "name", causes),
+        generate_name=_name(metadata, "generateName", causes),
+        labels=_labels(metadata.get("labels"), causes),
+        annotations=_annotations(metadata.get("annotations"), causes),
+        finalizers=_finalizers(metadata.get("finalizers"), causes),
+        spec=_object(body.get("spec"), "spec", causes),
+        model=None,
+        user=user,
+        causes=causes,
+        old=old,
+    )
+    if old is not None and draft.name not in (None, old.name):
+        raise BadRequest(f"metadata.name is {draft.name!r} and the path says {old.name!r}; a name can't change")
+    if metadata.get("namespace") not in (None, "", project):
+        raise BadRequest(
+            f"metadata.namespace is {metadata['namespace']!r} and the path says {project!r}",
+            fix="Send the object to its own project.",
+        )
+    return draft
+
+
+def _check_identity(kind: Kind, project: str | None, body: Mapping[str, Any]) -> None:
+    version, name = body.get("apiVersion", kind.api_version), body.get("kind", kind.name)
+    if version != kind.api_version or name != kind.name:
+        raise BadRequest(
+            f"the object is {_short(version)} {_short(name)} and the path takes {kind.api_version} {kind.name}",
+            fix=f"Set apiVersion: {kind.api_version} and kind: {kind.name}, or send it to the path of its kind.",
+        )
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 and text.isprintable() else ascii(text)[:60]
+
+
+def _unknown(path: str, name: str, known: tuple[str, ...]) -> Cause:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return Cause(path, "FieldValueNotSupported", "unknown field" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _object(value: Any, path: str, causes: list[Cause]) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return value
+    causes.append(Cause(path, "FieldValueInvalid", f"an object is expected, this is a {json_type(value)}"))
+    return {}
+
+
+def _name(metadata: Mapping[str, Any], key: str, causes: list[Cause]) -> str | None:
+    value = metadata.get(key)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        causes.append(
+            Cause(f"metadata.{key}", "FieldValueInvalid", f"a string is expected, this is a {json_type(value)}")
+        )
+        return None
+    problem = name_problem(value if key == "name" else value[:57] + "x")
+    if problem:
+        causes.append(Cause(f"metadata.{key}", "FieldValueInvalid", problem))
+    return value
+
+
+def _labels(value: Any, causes: list[Cause]) -> dict[str, str]:
+    found = _object(value, "metadata.labels", causes)
+    if len(found) > 64:
+        causes.append(Cause("metadata.labels", "FieldValueInvalid", f"at most 64 labels fit, these are {len(found)}"))
+    for key, text in found.items():
+        path = f"metadata.labels.{key}"
+        if not _is_label_key(key):
+            causes.append(
+                Cause(
+                    path,
+                    "FieldValueInvalid",
+                    f"{_short(key)!r} is not a label name; write it like app or example.com/app",
+                )
+            )
+        elif not isinstance(text, str):
+            causes.append(Cause(path, "FieldValueInvalid", f"a string is expected, this is a {json_type(text)}"))
+        elif not _LABEL_VALUE.fullmatch(text):
+            causes.append(
+                Cause(
+                    path,
+                    "FieldValueInvalid",
+                    f"{_short(text)!r} is not a label value; use at most 63 letters, digits, '-', '_' and '.'",
+                )
+            )
+    return {key: text for key, text in found.items() if isinstance(text, str)}
+
+
+def _is_label_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    return bool(_LABEL_NAME.fullmatch(name)) and (not slash or bool(_LABEL_PREFIX.fullmatch(prefix)))
+
+
+def _annotations(value: Any, causes: list[Cause]) -> dict[str, str]:
+    found = _object(value, "metadata.annotations", causes)
+    size = 0
+    for key, text in found.items():
+        path = f"metadata.annotations.{key}"
+        if not _is_label_key(key):
+            causes.append(Cause(path, "FieldValueInvalid", f"{_short(key)!r} is not an annotation name"))
+        if not isinstance(text, str):
+            causes.append(Cause(path, "FieldValueInvalid", f"a string is expected, this is a {json_type(text)}"))
+        else:
+            size += len(key) + len(text.encode("utf-8", "surrogatepass"))
+    if size > ANNOTATIONS_LIMIT_BYTES:
+        causes.append(
+            Cause(
+                "metadata.annotations", "FieldValueInvalid", f"{size} bytes are too many; {ANNOTATIONS_LIMIT_BYTES} fit"
+            )
+        )
+    return {key: text for key, text in found.items() if isinstance(text, str)}
+
+
+def _finalizers(value: Any, causes: list[Cause]) -> list[str]:
+    if value is None:
+        return []
+    if (
+        isinstance(value, list)
+        and all(isinstance(item, str) and 0 < len(item) <= 253 for item in value)
+        and len(value) <= 16
+    ):
+        return list(dict.fromkeys(value))
+    causes.append(Cause("metadata.finalizers", "FieldValueInvalid", "a list of at most 16 names is expected"))
+    return []

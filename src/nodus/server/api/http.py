@@ -1,0 +1,196 @@
+"""Reading requests and writing responses: strict JSON in, Status errors out.
+
+Everything hostile a body can hold is refused here with a typed 4xx, so that the code behind never sees it: bad UTF-8,
+duplicate keys, NaN and infinities, endless nesting, NUL characters, lone surrogates.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from nodus.core.errors import BadRequest, Cause, Invalid, NodusError, RequestEntityTooLarge
+
+JSON_BODY_LIMIT_BYTES = 1024 * 1024
+MAX_JSON_DEPTH = 64
+
+
+async def read_body(request: Request, limit_bytes: int = JSON_BODY_LIMIT_BYTES) -> bytes:
+    """Return the whole body.
+
+    Raises:
+        RequestEntityTooLarge: it is longer than ``limit_bytes``; the rest is not read.
+        BadRequest: the client went away half-way.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        _too_large(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit_bytes:
+                _too_large(limit_bytes)
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise BadRequest("the request body ended early") from error
+    return b"".join(chunks)
+
+
+def _too_large(limit_bytes: int) -> NoReturn:
+    raise RequestEntityTooLarge(
+        f"the request body is over {limit_bytes} bytes",
+        fix="Send large content as a blob (POST /blobs/v1/namespaces/PROJECT/uploads) and refer to it.",
+        details={"limitBytes": limit_bytes},
+    )
+
+
+async def read_json(request: Request, limit_bytes: int = JSON_BODY_LIMIT_BYTES, *, empty: Any = None) -> Any:
+    """Return the body as a JSON value; ``empty`` when there is no body and a default was given.
+
+    Raises:
+        BadRequest: it is not JSON as RFC 8259 has it.
+        Invalid: it is JSON with a value no object of ours can hold.
+    """
+    body = await read_body(request, limit_bytes)
+    if not body.strip():
+        if empty is not None:
+            return empty
+        raise BadRequest("the request has no body", fix="Send a JSON object.")
+    return parse_json(body)
+
+
+async def read_object(
+    request: Request, limit_bytes: int = JSON_BODY_LIMIT_BYTES, *, optional: bool = False
+) -> dict[str, Any]:
+    """Return the body as a JSON object.
+
+    Raises:
+        BadRequest: as :func:`read_json`, or the value is not an object.
+    """
+    value = await read_json(request, limit_bytes, empty={} if optional else None)
+    if not isinstance(value, dict):
+        raise BadRequest(f"the body is a JSON {json_type(value)}; an object is expected")
+    return value
+
+
+def parse_json(body: bytes) -> Any:
+    """Decode strict JSON; see :func:`read_json` for the errors."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8 (byte {error.start})") from error
+    try:
+        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError as error:
+        raise BadRequest(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels") from error
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from error
+    except ValueError as error:  # an integer with thousands of digits
+        raise BadRequest("the JSON holds a number with too many digits") from error
+    _check_values(value)
+    return value
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise BadRequest(f"the key {twice[:100]!r} stands twice in one JSON object")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise BadRequest(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadRequest(f"the number {text[:40]} is too large")
+    return value
+
+
+def _check_values(value: Any) -> None:
+    """Walk without recursion; refuse what the store or the wire could not hold, naming every path."""
+    causes: list[Cause] = []
+    pending: list[tuple[Any, tuple[str | int, ...]]] = [(value, ())]
+    while pending:
+        item, path = pending.pop()
+        if len(path) > MAX_JSON_DEPTH:
+            raise BadRequest(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
+        if isinstance(item, dict):
+            for key, child in item.items():
+                _check_text(key, path, causes)
+                pending.append((child, (*path, key)))
+        elif isinstance(item, list):
+            pending.extend((child, (*path, number)) for number, child in enumerate(item))
+        elif isinstance(item, str):
+            _check_text(item, path, causes)
+        elif isinstance(item, int) and not -(2**63) <= item < 2**63:
+            causes.append(Cause(dotted(path), "FieldValueInvalid", "the number does not fit 64 bits"))
+    if causes:
+        raise Invalid(f"{len(causes)} value{'s' if len(causes) > 1 else ''} can't be stored", causes=causes[:100])
+
+
+def _check_text(text: str, path: tuple[str | int, ...], causes: list[Cause]) -> None:
+    if "\x00" in text:
+        causes.append(Cause(dotted(path), "FieldValueInvalid", "text can't hold the NUL character"))
+    elif not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            causes.append(Cause(dotted(path), "FieldValueInvalid", "text can't hold half of a surrogate pair"))
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    """Write a path as ``spec.volumes[0].name``; unprintable parts are escaped."""
+    out = ""
+    for part in path:
+        if isinstance(part, int):
+            out += f"[{part}]"
+        else:
+            shown = part if part.isprintable() else ascii(part)[1:-1]
+            out += f".{shown}" if out else shown
+    return out
+
+
+def json_type(value: Any) -> str:
+    """The JSON name of a decoded value's type, for messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    names: dict[type, str] = {str: "string", list: "array", dict: "object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encode a response body."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None, media_type: str = "application/json"
+) -> Response:
+    """A JSON response."""
+    return Response(json_bytes(value), status, dict(headers or {}), media_type)
+
+
+def error_response(error: NodusError, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The Status response of an error, with Retry-After where the error says when."""
+    found = dict(headers or {})
+    if error.retry_after_s is not None:
+        found["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        found["WWW-Authenticate"] = 'Bearer realm="nodus"'
+    return json_response(error.to_status(request_id), error.status, found)

@@ -1,0 +1,81 @@
+"""Reading objects: get and list, each on one snapshot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from nodus.core.kinds import PROJECT, Kind
+from nodus.server.api import tables
+from nodus.server.api.call import Call, checked_name, not_found
+from nodus.server.api.http import json_response
+from nodus.server.api.present import present, project_filter
+from nodus.server.store import objects
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.store.objects import Object
+
+
+async def get(call: Call, kind: Kind) -> Response:
+    """One object, as JSON or as a one-row Table."""
+    name = checked_name(kind, call.params["name"])
+    call.principal.require("get", kind, call.project, name)
+    wire = await call.services.store.read(_get, call, kind, name)
+    if tables.wants_table(call.request):
+        version = {"resourceVersion": wire["metadata"]["resourceVersion"]}
+        return json_response(tables.table(kind, [wire], call.services.clock.now(), version))
+    return json_response(wire)
+
+
+def _get(conn: Connection, call: Call, kind: Kind, name: str) -> dict[str, Any]:
+    obj = find(conn, call, kind, name)
+    return present(conn, kind, obj)
+
+
+def find(conn: Connection, call: Call, kind: Kind, name: str) -> Object:
+    """The named object, if the caller may see it.
+
+    Raises:
+        NotFound: it is not there, or it is a project out of the key's reach.
+    """
+    obj = objects.find(conn, kind, call.project, name)
+    if obj is None or (kind is PROJECT and not call.principal.sees(name)):
+        raise not_found(kind, name)
+    return obj
+
+
+async def list_objects(call: Call, kind: Kind) -> Response:
+    """A page of a collection, as a List or as a Table."""
+    call.principal.require("list", kind, call.project)
+    wires, page = await call.services.store.read(_list, call, kind)
+    metadata: dict[str, Any] = {"resourceVersion": str(page.resource_version)}
+    if page.continue_:
+        metadata["continue"] = page.continue_
+    if tables.wants_table(call.request):
+        return json_response(tables.table(kind, wires, call.services.clock.now(), metadata))
+    head = {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata}
+    return json_response({**head, "items": wires})
+
+
+def _list(conn: Connection, call: Call, kind: Kind) -> tuple[list[dict[str, Any]], objects.Page]:
+    require_project(conn, call.project)
+    page = objects.list_(
+        conn, kind, call.project,
+        labels=call.query("labelSelector"), fields=call.query("fieldSelector"),
+        limit=call.number("limit", 1, 10_000), continue_=call.query("continue"),
+    )  # fmt: skip
+    seen = project_filter(call.principal, kind)
+    return [present(conn, kind, obj) for obj in page.items if seen(obj)], page
+
+
+def require_project(conn: Connection, project: str | None) -> None:
+    """Check that a project is there.
+
+    Raises:
+        NotFound: it is not.
+    """
+    if project is not None and objects.find(conn, PROJECT, None, project) is None:
+        raise not_found(PROJECT, project)

@@ -1,0 +1,64 @@
+"""Long responses: watches and followed logs. They end when the client leaves, and cleanly when the server stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+
+class StreamResponse(Response):
+    """Sends chunks as they come. A client that leaves is noticed at once, also while nothing is sent.
+
+    Args:
+        body: the chunks; it is closed (its ``finally`` runs) however the response ends.
+        stopping: ends the response cleanly when set.
+        media_type: content type.
+        headers: further headers.
+    """
+
+    def __init__(
+        self,
+        body: AsyncIterator[bytes],
+        stopping: asyncio.Event,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(None, 200, dict(headers or {}), media_type)
+        self._body = body
+        self._stopping = stopping
+        # The length is not known; the server chunks the body.
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the response."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        sending = asyncio.create_task(self._send(send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({sending, leaving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving, stopping):
+                task.cancel()
+            await asyncio.gather(sending, leaving, stopping, return_exceptions=True)
+            with contextlib.suppress(RuntimeError):  # it never started
+                await self._body.aclose()  # type: ignore[attr-defined]
+        if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
+            raise error
+        if not (leaving.done() and not leaving.cancelled()):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send) -> None:
+        async for chunk in self._body:
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,122 @@
+"""Opening the data of a server and starting what runs behind the API: first objects, catalog, controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from nodus.core.clock import Clock
+from nodus.core.ids import generated_name
+from nodus.core.kinds import API_KEY, PROJECT
+from nodus.server import catalog, parts
+from nodus.server.api.auth import CREATED_BY
+from nodus.server.kinds import admission_of
+from nodus.server.kinds.base import Draft
+from nodus.server.metrics import Metrics
+from nodus.server.services import Services
+from nodus.server.settings import Settings
+from nodus.server.signing import Signer
+from nodus.server.store import Store, objects
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+log = logging.getLogger(__name__)
+
+KEY_FILE = "keys.json"
+PROJECTS = ("default", "nodus")
+ADMIN_USER = "usr_admin"
+_PRUNE_INTERVAL_S = 60.0
+_PRUNE_BATCHES = 100
+
+
+def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) -> tuple[Services, str | None]:
+    """Open store and key file and make sure that the first objects are there.
+
+    Args:
+        settings: of the server.
+        clock: where time comes from.
+        issue_key: make a new admin API key.
+
+    Returns:
+        The services, without background work, and the new key if one was asked for.
+
+    Raises:
+        StoreError: the database can't be used; one line.
+        NodusError: another reason not to start; one line.
+    """
+    from nodus.server.signing import KeyringError
+
+    try:
+        signer = Signer.open(settings.data_dir / KEY_FILE)
+    except KeyringError as error:
+        raise catalog.CatalogError(str(error)) from error
+    store = Store.open(
+        settings.store_url, clock, data_dir=settings.data_dir, org_name=settings.org_name,
+        sync=not settings.insecure_no_sync,
+    )  # fmt: skip
+    try:
+        services = Services(settings=settings, store=store, clock=clock, signer=signer, metrics=Metrics())
+        parts.build(services)
+        store.write_sync(ensure_projects)
+        store.write_sync(catalog.load, services, catalog.read_catalog())
+        key = store.write_sync(issue_admin_key, services) if issue_key else None
+    except BaseException:
+        store.close()
+        raise
+    return services, key
+
+
+def ensure_projects(conn: Connection) -> None:
+    """Create the projects every server has."""
+    for name in PROJECTS:
+        if objects.find(conn, PROJECT, None, name) is None:
+            objects.create(conn, PROJECT, None, name, {}, status={"phase": "Active"})
+
+
+def issue_admin_key(conn: Connection, services: Services) -> str:
+    """Create an APIKey that may do everything and return the key; only its hash is stored."""
+    name = "admin" if objects.find(conn, API_KEY, None, "admin") is None else generated_name("admin-")
+    spec = {"scopes": ["*"], "projects": [], "description": "made by `nodus up`"}
+    draft = Draft(
+        kind=API_KEY, project=None, name=name, generate_name=None, labels={CREATED_BY: ADMIN_USER}, annotations={},
+        finalizers=[], spec=spec, model=None, user=ADMIN_USER,
+    )  # fmt: skip
+    admission = admission_of(API_KEY)
+    model = admission.prepare(draft)
+    assert model is not None
+    admission.admit(conn, services, draft, model)
+    draft.raise_causes()
+    obj = objects.create(conn, API_KEY, None, name, draft.spec, labels=draft.labels, status=draft.status)
+    admission.stored(conn, services, draft, obj)
+    return str(draft.reply_status["key"])
+
+
+@contextlib.asynccontextmanager
+async def background(services: Services) -> AsyncIterator[None]:
+    """Run what works behind the API until the block ends; then stop it in order."""
+    pruning = asyncio.create_task(_prune_forever(services), name="prune")
+    try:
+        async with parts.running(services):
+            yield
+    finally:
+        pruning.cancel()
+        await asyncio.gather(pruning, return_exceptions=True)
+
+
+async def _prune_forever(services: Services) -> None:
+    """Drop what is kept for a time only, in small transactions that hold nobody up."""
+    from nodus.server.store import changes, events, idempotency
+
+    while True:
+        for prune in (changes.prune, idempotency.prune, events.prune):
+            try:
+                for _ in range(_PRUNE_BATCHES):
+                    if not await services.store.write(prune):
+                        break
+            except Exception:
+                log.exception("pruning failed")
+        await asyncio.sleep(_PRUNE_INTERVAL_S)

@@ -1,0 +1,153 @@
+"""The catalog: YAML files become objects of project ``nodus`` when a server starts.
+
+An object is written only when its file changed, so that a restart changes nothing; a new version of an Environment
+keeps the old ones resolvable. Offerings are not files: they are what this machine has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodus.core.errors import NodusError
+from nodus.core.kinds import KINDS, OFFERING, Kind
+from nodus.core.kinds.decode import decode
+from nodus.server import machine
+from nodus.server.controllers.service import node_id
+from nodus.server.kinds.base import same_spec
+from nodus.server.store import objects, versions
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.services import Services
+    from nodus.server.store.objects import Object
+
+log = logging.getLogger(__name__)
+
+CATALOG_PROJECT = "nodus"
+OBJECT_DIRECTORIES = ("runtimes", "environments")
+_FIRST_PHASE = {"Environment": "Pending", "TrainingRuntime": "Ready"}
+
+
+class CatalogError(NodusError):
+    """A catalog file is wrong: a fault of the installation."""
+
+    reason, status = "CatalogError", 500
+
+
+def read_catalog(root: Path | None = None) -> list[dict[str, Any]]:
+    """Every object of the catalog's files, checked.
+
+    Args:
+        root: directory with ``runtimes/`` and ``environments/``; default the one that is installed.
+
+    Raises:
+        CatalogError: naming the file and the fields.
+    """
+    import yaml  # late: a few milliseconds
+
+    base = root or Path(str(resources.files("nodus"))) / "catalog"
+    found: list[dict[str, Any]] = []
+    for directory in OBJECT_DIRECTORIES:
+        for path in sorted((base / directory).glob("*.yaml")):
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            for document in yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader):
+                if document is not None:
+                    _check(path, document)
+                    found.append(document)
+    return found
+
+
+def _check(path: Path, document: dict[str, Any]) -> None:
+    kind = KINDS.get(str(document.get("kind")))
+    if kind is None or document.get("apiVersion") != kind.api_version:
+        raise CatalogError(f"{path.name}: apiVersion and kind name nothing")
+    _, causes = decode(kind.spec_model, document.get("spec"))
+    if causes:
+        raise CatalogError(f"{path.name}: " + "; ".join(f"{cause.field}: {cause.message}" for cause in causes[:5]))
+
+
+def load(conn: Connection, services: Services, documents: list[dict[str, Any]]) -> list[str]:
+    """Bring the catalog's objects and this machine's offerings up to date; return what changed, ``kind/name`` each."""
+    changed = [name for document in documents if (name := _upsert(conn, document)) is not None]
+    changed += _load_offerings(conn, services)
+    return changed
+
+
+def _upsert(conn: Connection, document: dict[str, Any]) -> str | None:
+    kind = KINDS[document["kind"]]
+    name, spec = document["metadata"]["name"], document["spec"]
+    labels = document["metadata"].get("labels", {})
+    annotations = document["metadata"].get("annotations", {})
+    old = objects.find(conn, kind, CATALOG_PROJECT, name)
+    if old is None:
+        status = _status(kind, {"phase": _FIRST_PHASE.get(kind.name, "Ready")}, spec)
+        obj = objects.create(
+            conn, kind, CATALOG_PROJECT, name, spec, labels=labels, annotations=annotations, status=status
+        )
+    else:
+        obj = old
+        if not same_spec(kind, old.spec, spec) or old.labels != labels:
+            obj = objects.update(conn, old, spec=spec, labels=labels, annotations=annotations)
+        obj = objects.update_status(conn, obj.uid, _status(kind, obj.status, spec))
+    if kind.name == "Environment":
+        _keep_version(conn, obj)
+    return f"{kind.singular}/{name}" if old is None or obj.resource_version != old.resource_version else None
+
+
+def _status(kind: Kind, status: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """The status of a runtime says which trainer it is: the digest of the sources and the stack installed here."""
+    if kind.name != "TrainingRuntime":
+        return status
+    from nodus.server.compute.local import images  # late: computes digests of the installation
+
+    return {**status, "phase": "Ready", "managed": True, "imageDigest": images.digest(spec["image"])}
+
+
+def _keep_version(conn: Connection, obj: Object) -> None:
+    version = str(obj.spec["version"])
+    if versions.find(conn, obj.uid, version) != obj.spec:
+        versions.put(conn, obj.uid, version, obj.spec)
+
+
+def _load_offerings(conn: Connection, services: Services) -> list[str]:
+    """What this machine offers, and nothing that it offered before and has no more."""
+    node = node_id(services.settings.data_dir)
+    wanted = dict(_offerings(node))
+    changed: list[str] = []
+    for old in objects.list_(conn, OFFERING, None).items:
+        if old.name not in wanted and old.spec.get("node") in (None, node):
+            objects.delete(conn, old, "Background")
+            changed.append(f"offering/{old.name}")
+    for name, spec in wanted.items():
+        there = objects.find(conn, OFFERING, None, name)
+        if there is None:
+            objects.create(conn, OFFERING, None, name, spec, status={"phase": "Available"})
+        elif there.spec != spec:
+            objects.update(conn, there, spec=spec)
+        else:
+            continue
+        changed.append(f"offering/{name}")
+    return changed
+
+
+def _offerings(node: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    here = machine.describe()
+    common = {
+        "cpu": here.cores,
+        "memory": here.memory,
+        "regionClass": "local",
+        "interruptible": False,
+        "node": node,
+    }
+    yield "local-cpu", {**common, "count": 0, "priceUSDPerHour": "0.00"}
+    for gpu in here.gpus:
+        accelerator = {"family": gpu.family, "memory": gpu.memory, "count": gpu.count}
+        yield (
+            f"local-{gpu.stem}-x{gpu.count}",
+            {**common, "accelerator": accelerator, "count": gpu.count, "priceUSDPerHour": "0.00"},
+        )

@@ -1,0 +1,109 @@
+"""Admission of Secret and Volume."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nodus.core.clock import rfc3339
+from nodus.core.kinds import SECRET, VOLUME
+from nodus.core.kinds.storage import SecretSpec, VolumeSpec
+from nodus.server.kinds.base import Admission, Draft
+from nodus.server.store import objects, secret_values
+from nodus.server.store.codec import from_us
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.services import Services
+    from nodus.server.store.objects import Object
+
+SECRET_LIMIT_BYTES = 512 * 1024
+KEPT_VERSIONS = 50
+_SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
+
+class SecretAdmission(Admission[SecretSpec]):
+    """Takes values in and keeps them sealed beside the object, one row a version; the object never holds any."""
+
+    defaults: ClassVar = {"type": "Opaque"}
+
+    def admit(self, conn: Connection, services: Services, draft: Draft, spec: SecretSpec) -> None:
+        """Check names and sizes. Messages never quote a value."""
+        for key in spec.string_data:
+            if not _SECRET_KEY.fullmatch(key):
+                draft.reject("spec.stringData", f"{key[:40]!r} is not a key; use letters, digits, '.', '-' and '_'")
+        size = sum(len(key) + len(value.encode()) for key, value in spec.string_data.items())
+        if size > SECRET_LIMIT_BYTES:
+            draft.reject("spec.stringData", f"{size} bytes are too many; {SECRET_LIMIT_BYTES} fit")
+        if draft.creating and not spec.string_data:
+            draft.reject("spec.stringData", "required and missing; give at least one key", "FieldValueRequired")
+        if draft.creating:
+            draft.status = {"phase": "Ready", "keys": sorted(spec.string_data), "version": 1}
+
+    def storable(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The spec without its values."""
+        return {key: value for key, value in spec.items() if key != "stringData"}
+
+    def render(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Never show values, not even those of the request being answered."""
+        return {**wire, "spec": self.storable(wire.get("spec", {}))}
+
+    def repeats(self, conn: Connection, services: Services, draft: Draft, there: Object) -> bool:
+        """The same values under the same type are the same Secret."""
+        if there.spec.get("type") != draft.spec.get("type"):
+            return False
+        given: dict[str, str] = draft.spec.get("stringData", {})
+        return read_secret(conn, services, there)[1] == given
+
+    def stored(self, conn: Connection, services: Services, draft: Draft, obj: Object) -> None:
+        """Seal a new version. A patch changes the keys it names and keeps the others."""
+        given: dict[str, str] = draft.spec.get("stringData", {})
+        if not given:
+            return
+        before: tuple[int, dict[str, str]] = (0, {}) if draft.creating else read_secret(conn, services, obj)
+        values = {**before[1], **given}
+        version = before[0] + 1
+        secret_values.put(conn, obj.uid, version, services.signer.encrypt(json.dumps(values).encode(), obj.uid))
+        secret_values.prune(conn, obj.uid, KEPT_VERSIONS)
+        versions = [
+            {"version": number, "time": rfc3339(from_us(created_us))}
+            for number, created_us in secret_values.versions(conn, obj.uid)
+        ]
+        status = {"phase": "Ready", "keys": sorted(values), "version": version, "versions": versions}
+        objects.update_status(conn, obj.uid, status)
+
+
+def read_secret(
+    conn: Connection, services: Services, secret: Object, version: int | None = None
+) -> tuple[int, dict[str, str]]:
+    """Open a Secret: its version and its values by key. For whoever starts a run; never for a reply.
+
+    Raises:
+        NotFound: it has no such version.
+        KeyringError: the server's key file is not the one it was sealed with.
+    """
+    number, sealed = secret_values.get(conn, secret.uid, version)
+    values: dict[str, str] = json.loads(services.signer.decrypt(sealed, secret.uid))
+    return number, values
+
+
+class VolumeAdmission(Admission[VolumeSpec]):
+    """A Volume is Ready and empty at once, or Pending until its source is imported."""
+
+    defaults: ClassVar = {"accessMode": "ReadWriteOnce", "size": "10Gi"}
+
+    def admit(self, conn: Connection, services: Services, draft: Draft, spec: VolumeSpec) -> None:
+        """Allow one source, of a kind that is built."""
+        source = spec.source
+        given = [] if source is None else sorted(source.model_dump(by_alias=True, exclude_none=True))
+        if len(given) > 1:
+            draft.reject("spec.source", f"one source is possible, these are {', '.join(given)}")
+        for name in {"git", "s3", "url", "connectionQuery"} & set(given):
+            draft.reject(f"spec.source.{name}", "is not built yet; upload the files with `nodus volume put`")
+        if draft.creating:
+            draft.status = {"phase": "Pending" if given else "Ready", "revision": 0}
+
+
+ADMISSIONS = (SecretAdmission(SECRET), VolumeAdmission(VOLUME))

@@ -1,0 +1,34 @@
+"""Prometheus metrics of the server process; ``GET /metrics`` prints them."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """All series of one server. An instance has its own registry, so tests can make as many as they like."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "nodus_http_requests_total",
+            "HTTP requests by route, method and status.",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self.duration_s = Histogram(
+            "nodus_http_request_duration_seconds",
+            "Time to the end of the response.",
+            ["route", "method"],
+            buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30),
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("nodus_http_requests_in_flight", "Requests being answered now.", registry=self.registry)
+        self.watches = Gauge("nodus_watches", "Open watch streams.", registry=self.registry)
+        self.objects = Gauge("nodus_objects", "Stored objects by kind.", ["kind"], registry=self.registry)
+
+    def render(self) -> bytes:
+        """The text form that Prometheus scrapes."""
+        return generate_latest(self.registry)

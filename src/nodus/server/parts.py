@@ -1,0 +1,58 @@
+"""The parts behind the API of one server process, made and started in the order in which they need each other."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from nodus.server.controllers import service as controllers
+from nodus.server.controllers.trainingjob import TrainingJobController
+from nodus.server.controllers.volume import VolumeController
+from nodus.server.grading import EnvironmentLibrary, GradingService, StoredManifests
+from nodus.server.services import Services
+from nodus.server.training.models import ModelService
+from nodus.server.training.service import TrainingService
+from nodus.server.volumes import VolumeFiles
+
+log = logging.getLogger(__name__)
+
+
+def build(services: Services) -> None:
+    """Give ``services`` the parts that its role runs; nothing is started yet."""
+    settings, store = services.settings, services.store
+    services.models = ModelService.from_environment(settings.data_dir, settings.default_model)
+    library = EnvironmentLibrary(settings.data_dir / "environments", store.blobs.path)
+    services.grading = GradingService(
+        library, StoredManifests(store), services.clock, allow_unsafe=settings.allow_unsafe_sandbox
+    )
+    services.training = TrainingService(store, services.grading)
+    if "controllers" in settings.roles:
+        services.backend = controllers.make_backend(settings.data_dir, store)
+
+
+@contextlib.asynccontextmanager
+async def running(services: Services) -> AsyncIterator[None]:
+    """Run graders and controllers until the block ends, then stop them in the opposite order."""
+    async with contextlib.AsyncExitStack() as stack:
+        await services.grading.start()
+        stack.push_async_callback(services.grading.close)
+        stack.push_async_callback(services.models.close)
+        if "controllers" in services.settings.roles:
+            await stack.enter_async_context(controllers.running(services, _controllers(services)))
+        yield
+
+
+def _controllers(services: Services) -> list[Any]:
+    files = VolumeFiles(services.settings.data_dir / "volumes", services.store.blobs)
+    found: list[Any] = []
+    if importlib.util.find_spec("nodus.server.controllers.environment"):
+        module = importlib.import_module("nodus.server.controllers.environment")
+        found.append(module.EnvironmentController(services.grading))
+    return [
+        *found,
+        VolumeController(services, services.models, files),
+        TrainingJobController(services.store, services.grading),
+    ]

@@ -1,0 +1,134 @@
+"""Server settings: one typed class, filled from defaults, the data directory's file, the environment and flags.
+
+Runs in the server process. This is the only server module that reads ``NODUS_*`` variables; everything else
+receives a :class:`Settings`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Role = Literal["api", "controllers", "gateway"]
+ALL_ROLES: tuple[Role, ...] = ("api", "controllers", "gateway")
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+SETTINGS_FILE = "nodus.toml"
+
+
+class SettingsError(ValueError):
+    """The settings cannot be used; the message is one line for the operator."""
+
+
+def default_data_dir() -> Path:
+    """Where a server keeps its state unless told otherwise: ``~/.nodus/data``."""
+    return Path.home() / ".nodus" / "data"
+
+
+class Settings(BaseModel):
+    """Everything that configures a server. Later sources win: defaults, ``nodus.toml``, environment, flags."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data_dir: Path = Field(
+        default_factory=default_data_dir, description="Directory of the database, blobs and attempts."
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8080, ge=0, le=65535, description="TCP port; 0 picks a free one.")
+    roles: tuple[Role, ...] = Field(default=ALL_ROLES, description="Which parts this process runs.")
+    database_url: str | None = Field(
+        default=None, description="SQLAlchemy URL; unset means SQLite in the data directory."
+    )
+    tls_cert: Path | None = Field(default=None, description="PEM certificate chain to serve HTTPS with.")
+    tls_key: Path | None = Field(default=None, description="PEM private key of tls_cert.")
+    behind_proxy: bool = Field(default=False, description="A proxy in front terminates TLS and sets X-Forwarded-*.")
+    public_url: str | None = Field(
+        default=None, description="Origin clients use, when it is not the listening address."
+    )
+    org_name: str = Field(default="nodus", min_length=1, max_length=63, description="Display name of the org.")
+    default_model: str | None = Field(default=None, description="Model of runs that name none; unset picks by device.")
+    allow_unsafe_sandbox: bool = Field(default=False, description="Run untrusted code without isolation.")
+    insecure_no_sync: bool = Field(default=False, description="Skip fsync on SQLite; for tests only.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together; give both or neither")
+        if self.host not in LOOPBACK_HOSTS and self.tls_cert is None and not self.behind_proxy:
+            raise ValueError(
+                f"--host {self.host} is reachable from other machines and would send keys in clear; "
+                "add --tls-cert and --tls-key, or --behind-proxy when a proxy terminates TLS"
+            )
+        return self
+
+    @property
+    def store_url(self) -> str:
+        """The SQLAlchemy URL of the store."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'nodus.db'}"
+
+    @property
+    def scheme(self) -> str:
+        """``https`` when this process terminates TLS, else ``http``."""
+        return "https" if self.tls_cert is not None else "http"
+
+    @classmethod
+    def load(cls, flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Settings:
+        """Merge every source into one checked value.
+
+        Args:
+            flags: command-line values by field name; ``None`` values mean "not given".
+            env: environment to read ``NODUS_SERVER_*`` and ``NODUS_DATA_DIR`` from; default ``os.environ``.
+
+        Raises:
+            SettingsError: a value is unknown, mistyped or contradicts another; one line naming it.
+        """
+        environ = os.environ if env is None else env
+        given = {k: v for k, v in (flags or {}).items() if v is not None}
+        merged: dict[str, Any] = {}
+        from_env = _read_env(environ)
+        data_dir = Path(given.get("data_dir") or from_env.get("data_dir") or default_data_dir()).expanduser().absolute()
+        merged.update(_read_file(data_dir / SETTINGS_FILE))
+        merged.update(from_env)
+        merged.update(given)
+        merged["data_dir"] = data_dir
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as error:
+            raise SettingsError(_one_line(error)) from error
+
+
+def _read_env(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if environ.get("NODUS_DATA_DIR"):
+        found["data_dir"] = environ["NODUS_DATA_DIR"]
+    for field in Settings.model_fields:
+        value = environ.get(f"NODUS_SERVER_{field.upper()}")
+        if value:
+            found[field] = tuple(value.split(",")) if field == "roles" else value
+    return found
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+
+
+def _one_line(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        message = item["msg"].removeprefix("Value error, ")
+        where = ".".join(str(p) for p in item["loc"])
+        parts.append(f"{where}: {message}" if where else message)
+    return "; ".join(parts)

@@ -1,0 +1,171 @@
+"""The server's keyring: API-key HMACs, attempt tokens, signed URLs and encryption of secret values.
+
+Runs in the server process. One versioned key file (``<data>/keys.json``, 0600) holds the master keys; every use
+derives its own subkey, so that a signature of one kind can never be replayed as another.
+
+It does not protect against somebody who can read the data directory: that person holds the key file.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+ATTEMPT_PREFIX = "nodusat_"
+_KEY_BYTES = 32
+
+
+class KeyringError(RuntimeError):
+    """The key file is missing parts or unreadable; the message is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHash:
+    """A stored form of an API key: which master key hashed it, and the HMAC-SHA256 as hex."""
+
+    key_version: int
+    digest: str
+
+
+class Signer:
+    """Signs and checks everything that leaves the server and comes back.
+
+    Args:
+        keys: master keys by version, 32 bytes each; the highest version signs, all of them verify.
+    """
+
+    def __init__(self, keys: Mapping[int, bytes]) -> None:
+        if not keys or any(len(key) < _KEY_BYTES for key in keys.values()):
+            raise KeyringError("the key file holds no usable key (32 bytes each)")
+        self._keys = dict(keys)
+        self.current = max(self._keys)
+
+    @classmethod
+    def open(cls, path: Path) -> Signer:
+        """Read the key file, creating it (0600) when there is none yet.
+
+        Raises:
+            KeyringError: the file exists but cannot be used.
+        """
+        try:
+            raw = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            keys = {1: secrets.token_bytes(_KEY_BYTES)}
+            _write_private(path, json.dumps({"keys": {"1": base64.b64encode(keys[1]).decode()}}))
+            return cls(keys)
+        except OSError as error:
+            raise KeyringError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            return cls({int(v): base64.b64decode(k, validate=True) for v, k in json.loads(raw)["keys"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise KeyringError(f"{path} is damaged; restore it from a backup, stored secrets need it") from error
+
+    def _subkey(self, purpose: str, version: int) -> bytes:
+        return hmac.new(self._keys[version], f"nodus/{purpose}".encode(), hashlib.sha256).digest()
+
+    # API keys -------------------------------------------------------------------------------------------------
+
+    def hash_api_key(self, key: str) -> KeyHash:
+        """The stored form of ``key`` under the current master key."""
+        return KeyHash(self.current, self._hash(key, self.current))
+
+    def candidate_hashes(self, key: str) -> list[KeyHash]:
+        """Every stored form ``key`` may have, newest master key first."""
+        return [KeyHash(v, self._hash(key, v)) for v in sorted(self._keys, reverse=True)]
+
+    def _hash(self, key: str, version: int) -> str:
+        return hmac.new(self._subkey("api-key", version), key.encode(), hashlib.sha256).hexdigest()
+
+    def request_hash(self, request: bytes) -> str:
+        """What an idempotency record keeps of a request: keyed, so that a secret in it can't be guessed."""
+        return "hmac:" + hmac.new(self._subkey("request", self.current), request, hashlib.sha256).hexdigest()
+
+    # Attempt tokens -------------------------------------------------------------------------------------------
+
+    def attempt_token(self, attempt_uid: str) -> str:
+        """The bearer token of one attempt. It is the same each time: a restarted server can hand it out again."""
+        return f"{ATTEMPT_PREFIX}{self.current}.{attempt_uid}.{self._attempt_mac(attempt_uid, self.current)}"
+
+    def verify_attempt_token(self, token: str) -> str | None:
+        """The attempt uid that ``token`` proves, or ``None`` when it proves nothing."""
+        version, _, rest = token.removeprefix(ATTEMPT_PREFIX).partition(".")
+        uid, _, mac = rest.rpartition(".")
+        if not version.isdecimal() or int(version) not in self._keys or not uid:
+            return None
+        expected = self._attempt_mac(uid, int(version))
+        return uid if hmac.compare_digest(expected.encode(), mac.encode()) else None
+
+    def _attempt_mac(self, uid: str, version: int) -> str:
+        return hmac.new(self._subkey("attempt", version), uid.encode(), hashlib.sha256).hexdigest()
+
+    # Signed URLs ----------------------------------------------------------------------------------------------
+
+    def sign_query(self, method: str, path: str, params: Mapping[str, str], expires_at_s: int) -> str:
+        """A query string that lets its holder call ``method path`` until ``expires_at_s`` (unix seconds)."""
+        full = {**params, "expires": str(expires_at_s), "key": str(self.current)}
+        return urlencode({**full, "signature": self._url_mac(method, path, full, self.current)})
+
+    def verify_query(self, method: str, path: str, query: str, now_s: float) -> dict[str, str] | None:
+        """The signed parameters, or ``None`` when the signature is wrong or has expired."""
+        params = dict(parse_qsl(query, keep_blank_values=True))
+        given = params.pop("signature", "")
+        version = params.get("key", "")
+        if not version.isdecimal() or int(version) not in self._keys:
+            return None
+        expected = self._url_mac(method, path, params, int(version))
+        if not hmac.compare_digest(expected.encode(), given.encode()):
+            return None
+        return params if now_s < int(params["expires"]) else None
+
+    def _url_mac(self, method: str, path: str, params: Mapping[str, str], version: int) -> str:
+        text = json.dumps([method, path, sorted(params.items())], separators=(",", ":"))
+        return hmac.new(self._subkey("url", version), text.encode(), hashlib.sha256).hexdigest()
+
+    # Secret values --------------------------------------------------------------------------------------------
+
+    def encrypt(self, value: bytes, context: str) -> str:
+        """Seal ``value`` with AES-256-GCM. ``context`` (such as the secret's uid and version) must match on opening."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # late: not needed to become ready
+
+        nonce = os.urandom(12)
+        sealed = AESGCM(self._subkey("secret", self.current)).encrypt(nonce, value, context.encode())
+        return f"{self.current}:{base64.b64encode(nonce + sealed).decode()}"
+
+    def decrypt(self, sealed: str, context: str) -> bytes:
+        """Open what :meth:`encrypt` sealed.
+
+        Raises:
+            KeyringError: another key, another context, or damaged data.
+        """
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        version, _, body = sealed.partition(":")
+        try:
+            data = base64.b64decode(body, validate=True)
+            return AESGCM(self._subkey("secret", int(version))).decrypt(data[:12], data[12:], context.encode())
+        except (InvalidTag, ValueError, KeyError) as error:
+            raise KeyringError("a stored secret cannot be opened with this server's key file") from error
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
