@@ -152,10 +152,10 @@ def errors_page() -> str:
 
 def cli_page() -> str:
     """Every command with its help, as `--help` prints it."""
-    from nodus.cli.main import cli
+    from nodus.cli.main import root
 
     lines = [NOTE, "# Command line\n"]
-    for path, command in _commands(cli, "nodus"):
+    for path, command in _commands(root, "nodus"):
         context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
         lines += [f"## {path}\n", "```text", command.get_help(context).rstrip(), "```\n"]
     return "\n".join(lines)

@@ -21,17 +21,18 @@ PARTS: dict[str, set[str]] = {
     "server": {"core", "server"},
     "trainer": {"core", "trainer"},
     "grader": {"grader"},
-    "testing": {"core", "client", "testing"},
+    # Stand-ins take the shape of what they stand in for.
+    "testing": {"core", "client", "server", "testing"},
 }
 LATE_PARTS: dict[str, set[str]] = {
     # The same, for imports inside functions: `nodus up` starts the server it ships with.
     "cli": {"server", "recipes"},
-    "testing": {"server", "trainer"},
+    "testing": {"trainer"},
 }
 LIBRARIES: dict[str, set[str]] = {
     # part: the only libraries beside Python's own that it may import; parts that are not listed may import any
     "core": {"pydantic", "pydantic_core"},
-    "client": {"httpx", "yaml"},
+    "client": {"httpx", "rich", "yaml"},
     "recipes": {"httpx", "yaml", "rich"},
     "examples": {"rich"},
     "cli": {"click", "httpx", "rich", "yaml"},

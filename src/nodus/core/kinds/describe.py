@@ -10,13 +10,13 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Any, get_args
 
 from nodus.core.kinds.base import Model
 
 
-@lru_cache(maxsize=None)
+@cache
 def field_descriptions(model: type[Model]) -> dict[str, str]:
     """Return the description of each field of `model` that has one, by Python name; base classes' fields included."""
     found: dict[str, str] = {}
