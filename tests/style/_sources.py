@@ -34,12 +34,7 @@ def tree(path: Path) -> ast.Module:
 
 def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
     """Each import of a file: dotted module, line, and whether it runs when the file is imported."""
-    late = {
-        id(node)
-        for function in ast.walk(tree(path))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
+    late = {id(node) for block in ast.walk(tree(path)) if _runs_late(block) for node in ast.walk(block)}
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -50,6 +45,13 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
             if module == "nodus":
                 for alias in node.names:
                     yield f"nodus.{alias.name}", node.lineno, id(node) not in late
+
+
+def _runs_late(block: ast.AST) -> bool:
+    """Whether what is inside runs when it is called, or never: functions, and imports for types alone."""
+    if isinstance(block, ast.If):
+        return ast.unparse(block.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _absolute(path: Path, node: ast.ImportFrom) -> str:
