@@ -9,6 +9,7 @@ it runs as the user ``postgres``, or ``nobody``.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pwd
@@ -64,6 +65,7 @@ class PostgresServer:
         self._programs = programs
         self._as_user = as_user
         self._numbers = itertools.count(1)
+        self._free: list[str] = []
 
     @classmethod
     def start(cls, *, durable: bool = False) -> PostgresServer:
@@ -101,6 +103,18 @@ class PostgresServer:
         name = f"test{next(self._numbers)}"
         self._run("createdb", "-h", str(self._root), "-p", str(_PORT), "-U", "nodus", name)
         return self.url(name)
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """Lend an empty database; it is emptied and lent again afterwards, which is faster than making another."""
+        url = self._free.pop() if self._free else self.new_database()
+        yield url
+        import psycopg
+
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as conn:
+            conn.execute("DROP SCHEMA public CASCADE")
+            conn.execute("CREATE SCHEMA public")
+        self._free.append(url)
 
     def stop(self) -> None:
         """Stop the server, dropping its connections, and remove its directory."""

@@ -10,7 +10,7 @@ import pytest
 from nodus.core.clock import FakeClock
 from nodus.core.kinds import KINDS
 from nodus.server.store import Object, Store, objects
-from nodus.testing.postgres import postgres_server
+from nodus.testing.postgres import PostgresServer, postgres_server
 
 __all__ = ["postgres_server"]
 
@@ -18,12 +18,14 @@ OpenStore = Callable[[], Store]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'nodus.db'}"
-    url: str = request.getfixturevalue("postgres_server").new_database()
-    return url
+        yield f"sqlite:///{tmp_path / 'nodus.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    with server.database() as url:
+        yield url
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Blobs: files named by the sha256 of their content, beside the database, with an index in it.
 
 A blob is written to a temporary file, synced, and renamed into place: one that is there is whole. Files come before
-their index rows, so that a row never points to nothing; a file without a row is garbage that :meth:`BlobStore.sweep`
-removes.
+their index rows, so that a row never points to nothing.
 """
 
 from __future__ import annotations
@@ -106,6 +105,11 @@ class BlobStore:
         except FileNotFoundError:
             return False
         return digest.hexdigest() == sha256.removeprefix("sha256:")
+
+    def sweep(self) -> None:
+        """Remove what uploads left that a killed server never finished; called at start, before there are others."""
+        for left in self.root.glob("incoming-*"):
+            left.unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
         """Return the space left on the blobs' disk."""

@@ -29,7 +29,7 @@ from nodus.server.store import dialects, migrations
 from nodus.server.store.blobs import BlobStore
 from nodus.server.store.codec import to_us
 from nodus.server.store.context import Shared
-from nodus.server.store.errors import StoreClosed, StoreCorrupt, is_lost, is_retryable, translate
+from nodus.server.store.errors import StoreClosed, StoreCorrupt, is_bug, is_lost, is_retryable, translate
 from nodus.server.store.feed import Feed, make_feed
 from nodus.server.store.schema import orgs, sequences
 from nodus.server.store.writer import GroupWriter, Job
@@ -134,6 +134,8 @@ class Store:
                 with self._read_engine.connect() as conn, conn.begin():
                     return fn(conn, *args, **kwargs)
             except DBAPIError as error:
+                if is_bug(error):
+                    raise
                 if last or not (is_lost(error) or is_retryable(error)):
                     raise translate(error, self.where) from error
             except SQLAlchemyError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from nodus.core.errors import StoreError
 
@@ -54,6 +54,12 @@ def is_lost(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError):
         return False
     return error.connection_invalidated or _sqlstate(error) in _LOST_SQLSTATES
+
+
+def is_bug(error: BaseException) -> bool:
+    """Tell whether the statement itself is wrong; SQLite reports that as it reports a database out of order."""
+    text = str(getattr(error, "orig", None) or "")
+    return isinstance(error, ProgrammingError) or "syntax error" in text or text.startswith("no such ")
 
 
 def translate(error: SQLAlchemyError, where: str) -> StoreError:

@@ -16,7 +16,6 @@ from nodus.server.store.context import next_rv, now_us, org_of
 from nodus.server.store.object import Object, image_of, to_columns
 from nodus.server.store.schema import changes, object_fields, object_labels, object_owners, objects
 
-
 _ADD_SQLITE = sqlite.insert(objects).on_conflict_do_nothing().returning(objects.c.uid)
 _ADD_POSTGRESQL = postgresql.insert(objects).on_conflict_do_nothing().returning(objects.c.uid)
 _SAVED = ("generation", "rv", "deleted_us", "labels", "annotations", "owners", "finalizers", "spec", "status")

@@ -215,9 +215,18 @@ def latest_verdicts(conn: Connection, trainingjob_uid: str, phase: str | None = 
     return sorted(newest.values(), key=lambda verdict: verdict.seq)
 
 
-def recent_verdicts(conn: Connection, trainingjob_uid: str, count: int) -> list[VerdictRow]:
-    """Return the last ``count`` verdicts recorded, newest first; what the bound on failures looks at."""
+def recent_verdicts(conn: Connection, trainingjob_uid: str, count: int, attempt: str | None = None) -> list[VerdictRow]:
+    """Return the last ``count`` verdicts recorded, newest first; what the bound on failures looks at.
+
+    Args:
+        conn: a transaction.
+        trainingjob_uid: whose.
+        count: how many at most.
+        attempt: only this attempt's: one that starts anew is not judged by what its predecessor met.
+    """
     query = select(verdicts).where(verdicts.c.trainingjob == trainingjob_uid).order_by(verdicts.c.seq.desc())
+    if attempt is not None:
+        query = query.where(verdicts.c.attempt == attempt)
     return [_verdict(row) for row in conn.execute(query.limit(count))]
 
 

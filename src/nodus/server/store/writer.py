@@ -24,7 +24,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 
 from nodus.core.errors import NodusError
 from nodus.server.store.context import context
-from nodus.server.store.errors import StoreClosed, StoreUnreachable, is_lost, is_retryable, translate
+from nodus.server.store.errors import StoreClosed, StoreUnreachable, is_bug, is_lost, is_retryable, translate
 
 MAX_BATCH = 256
 MAX_TRIES = 8
@@ -136,7 +136,7 @@ class GroupWriter:
                 _deliver(batch)
                 return
             except _BatchLost as lost:
-                slot.drop()
+                slot.reset(lost.cause)
                 if lost.at_commit and is_lost(lost.cause):
                     self._fail(batch, lost)
                     return
@@ -156,7 +156,7 @@ class GroupWriter:
                     self._on_change()
                 return
             except _BatchLost as lost:
-                slot.drop()
+                slot.reset(lost.cause)
                 again = is_retryable(lost.cause) or (is_lost(lost.cause) and not lost.at_commit and attempt < 2)
                 if not again or attempt + 1 == MAX_TRIES:
                     job.error = self._explain(lost)
@@ -165,7 +165,7 @@ class GroupWriter:
                 time.sleep(random.uniform(0, 0.005 * 2**attempt))
 
     def _explain(self, lost: _BatchLost) -> BaseException:
-        if not isinstance(lost.cause, SQLAlchemyError):
+        if not isinstance(lost.cause, SQLAlchemyError) or is_bug(lost.cause):
             return lost.cause
         if lost.at_commit and is_lost(lost.cause):
             message = f"the connection to {self._where} was lost during a commit; whether it took place is unknown"
@@ -212,6 +212,17 @@ class _Slot:
         if self._conn is None:
             self._conn = self._engine.connect()
         return self._conn
+
+    def reset(self, cause: BaseException) -> None:
+        """Undo the transaction that failed; a connection that was lost, or fails at that too, is given up."""
+        if self._conn is not None and not is_lost(cause):
+            try:
+                self._conn.rollback()
+                return
+            except SQLAlchemyError:
+                # The same fault again; the next transaction opens another connection or reports it.
+                pass
+        self.drop()
 
     def drop(self) -> None:
         if self._conn is not None:

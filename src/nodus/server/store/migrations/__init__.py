@@ -47,7 +47,7 @@ def current_revision(conn: Connection) -> str | None:
 
 def create_fresh(conn: Connection) -> None:
     """Create every table and mark the database with :data:`HEAD`."""
-    metadata.create_all(conn)
+    metadata.create_all(conn, checkfirst=False)
     # Alembic's own table, in its own form.
     conn.execute(
         text(

@@ -1,0 +1,49 @@
+"""Keeping tables bounded: every kind of row that is not needed for good goes in small batches, now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+
+from nodus.core.errors import NodusError
+from nodus.server.store import changes, events, idempotency, leases
+
+if TYPE_CHECKING:
+    from nodus.server.store.engine import Store
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+_PRUNERS: tuple[Callable[[Connection], int], ...] = (changes.prune, idempotency.prune, events.prune, leases.prune)
+_MAX_BATCHES = 200
+
+
+async def keep_house(store: Store, *, every_s: float = EVERY_S) -> None:
+    """Prune until cancelled."""
+    while True:
+        try:
+            await prune_once(store)
+        except NodusError as error:
+            # A full or unreachable database is reported by whoever needs it; pruning simply comes again.
+            log.warning("old rows could not be pruned: %s", error.message)
+        await asyncio.sleep(every_s)
+
+
+async def prune_once(store: Store) -> int:
+    """Drop what is beyond its retention; each batch is a transaction of its own, so that nobody waits long.
+
+    Returns:
+        How many rows went.
+    """
+    total = 0
+    for prune in _PRUNERS:
+        for _ in range(_MAX_BATCHES):
+            gone = await store.write(prune)
+            total += gone
+            if gone == 0:
+                break
+    return total
