@@ -1,8 +1,9 @@
 """One completion in its own process: fork, score, report, and be gone.
 
-The child cannot signal anything, cannot look into the worker, and is killed at the wall limit. What it reports goes
-through a pipe of its own and is checked; whatever else it does is no verdict. A reward that runs code of the completion
-inside this process could forge the verdict of that one completion (it is the scorer); it reaches no other.
+The child cannot signal the worker (process 1 of a namespace takes no signal from inside it), cannot look into it, and
+is killed at the wall limit. What it reports goes through a pipe of its own and is checked; whatever else it does is no
+verdict. A reward that runs code of the completion inside this process could forge the verdict of that one completion
+(it is the scorer); it reaches no other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from nodus.grader.verdicts import classify, failure, read_result
 
 RESULT_BYTES = 64 * 1024
 _CPU_GRACE_S = 2
-_ALL_SCORES = 1000  # oom_score_adj: the completion goes first, the worker stays
 
 
 @dataclass(slots=True)
@@ -53,7 +53,6 @@ class Scorer:
     Args:
         reward: The environment's reward.
         timeout_s: Wall limit of one completion.
-        child_filter: System call filter of the child; None where nobody gave one.
         private_fds: Descriptors of the worker's protocol, closed in the child.
     """
 
@@ -61,12 +60,10 @@ class Scorer:
         self,
         reward: Callable[[str, Any], object],
         timeout_s: float,
-        child_filter: process.Filter | None,
         private_fds: tuple[int, ...],
     ) -> None:
         self._reward = reward
         self._timeout_s = timeout_s
-        self._filter = child_filter
         self._private_fds = private_fds
         self._sandboxed = process.is_namespace_init()
 
@@ -157,19 +154,10 @@ class Scorer:
     def _confine(self) -> None:
         for descriptor in self._private_fds:
             os.close(descriptor)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 2)
-        os.close(null)
         cpu_s = int(self._timeout_s) + _CPU_GRACE_S
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-        if self._sandboxed:
-            process.set_dumpable(True)
-            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
-                stream.write(str(_ALL_SCORES))
-        else:
+        if not self._sandboxed:
             os.setpgid(0, 0)
-        if self._filter is not None:
-            self._filter.install()
 
 
 def _drain(descriptor: int) -> bytes:

@@ -41,7 +41,6 @@ def parser() -> argparse.ArgumentParser:
     tasks.add_argument("--answers", action="store_true", help="with the answers, for a grader inside Nodus")
     grade = commands.add_parser("grade", help="read completions as JSON lines, print a verdict for each")
     grade.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for one completion")
-    grade.add_argument("--filter-fd", type=int, help="descriptor with the system call filter of one completion")
     return root
 
 
@@ -72,7 +71,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     sys.path += options.library
     environment = load(options.loader, options.path or ["/opt/environment"], options.name, options.version)
     if options.command == "grade":
-        return serve(environment, output, timeout_s=options.timeout, filter_fd=options.filter_fd)
+        return serve(environment, output, timeout_s=options.timeout)
     if options.command == "tasks":
         for task in ordered(environment.split(options.split), options.seed):
             output.line(public_line(task, answers=options.answers))

@@ -11,49 +11,15 @@ import time
 from collections.abc import Sequence
 
 _PR_SET_DUMPABLE = 4
-_PR_SET_SECCOMP = 22
-_PR_SET_NO_NEW_PRIVS = 38
-_SECCOMP_MODE_FILTER = 2
-_INSTRUCTION_BYTES = 8
 _LEFTOVERS_TIMEOUT_S = 0.2
 SCRATCH = ("/tmp", "/dev/shm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Program(ctypes.Structure):
-    """The kernel's ``struct sock_fprog``."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
-
-
-class Filter:
-    """A system call filter, ready to be installed in a forked child.
-
-    Args:
-        code: Records of 8 bytes, as the kernel takes them.
-    """
-
-    def __init__(self, code: bytes) -> None:
-        self._code = ctypes.create_string_buffer(code, len(code))
-        self._program = _Program(len(code) // _INSTRUCTION_BYTES, ctypes.addressof(self._code))
-
-    def install(self) -> None:
-        """Put this process, for good, under the filter.
-
-        Raises:
-            OSError: When the kernel refuses.
-        """
-        address = ctypes.addressof(self._program)
-        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or _libc.prctl(
-            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_void_p(address), 0, 0
-        ):
-            raise OSError(ctypes.get_errno(), "the kernel refused the completion's system call filter")
-
-
-def set_dumpable(on: bool) -> None:
-    """Open or close this process to others of its uid: /proc/PID/mem, environ, fd, and ptrace."""
-    _libc.prctl(_PR_SET_DUMPABLE, int(on), 0, 0, 0)
+def hide_memory() -> None:
+    """Close this process to others of its uid: /proc/PID/mem, environ, fd, and ptrace."""
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def is_namespace_init() -> bool:

@@ -59,15 +59,12 @@ class Output:
             data = data[os.write(self.descriptor, data) :]
 
 
-def serve(environment: Environment, output: Output, *, timeout_s: float, filter_fd: int | None) -> int:
+def serve(environment: Environment, output: Output, *, timeout_s: float) -> int:
     """Grade completions until the input ends; return the exit code."""
     tasks = environment.by_id()
-    child_filter = None
-    if filter_fd is not None:
-        with open(filter_fd, "rb") as stream:
-            child_filter = process.Filter(stream.read())
-    scorer = Scorer(environment.reward, timeout_s, child_filter, (output.descriptor, output.requests))
-    process.set_dumpable(False)  # a child cannot look into this process, which holds every answer
+    scorer = Scorer(environment.reward, timeout_s, (output.descriptor, output.requests))
+    process.hide_memory()  # a child cannot look into this process, which holds every answer
+    os.dup2(0, 2)  # what rewards print goes nowhere; from here on only verdicts leave the process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     gc.collect()

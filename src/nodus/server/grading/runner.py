@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nodus.server.compute.local import seccomp
 from nodus.server.compute.local.mounts import (
     IDENTITY_FILES,
     Mount,
@@ -137,7 +136,6 @@ class Launcher:
     def __init__(self, unsafe: bool = False) -> None:
         self.mode: Mode | None = "unsafe" if unsafe else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nodus-grader-launcher")
-        self._filter = seccomp.completion_profile() if not unsafe else None
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the launcher's thread."""
@@ -159,22 +157,14 @@ class Launcher:
         """
         read_end, write_end = os.pipe()
         try:
-            with contextlib.ExitStack() as stack:
-                stack.callback(os.close, write_end)
-                passed = [write_end]
-                if command[0] == "grade" and self._filter is not None:
-                    filter_fd = os.memfd_create("completion-filter")
-                    stack.callback(os.close, filter_fd)
-                    os.write(filter_fd, self._filter)
-                    os.lseek(filter_fd, 0, os.SEEK_SET)
-                    passed.append(filter_fd)
-                    command = [*command, "--filter-fd", str(filter_fd)]
-                spec = grader_spec(environment, command, write_end, self.mode)
-                pipe = subprocess.PIPE
-                process = launch(spec, stdin=pipe, stderr=pipe, pass_fds=passed, mode=self.mode)
+            spec = grader_spec(environment, command, write_end, self.mode)
+            pipe = subprocess.PIPE
+            process = launch(spec, stdin=pipe, stderr=pipe, pass_fds=[write_end], mode=self.mode)
         except BaseException:
             os.close(read_end)
             raise
+        finally:
+            os.close(write_end)
         return process, read_end
 
 

@@ -1,9 +1,9 @@
 """System call filters for sandboxes: a small assembler for classic BPF, and the profiles built with it.
 
 Runs in whichever process launches sandboxes (supervisors, the grading pool); standard library only, importable alone.
-A program is handed to bubblewrap (``--seccomp FD``) or, for the per-completion filter, to the runner inside the
-sandbox, which installs it in every forked child. Profiles allow by default and refuse what a sandboxed program has no
-business with; they are the second wall behind namespaces, a foreign uid and an empty capability set.
+A program is handed to bubblewrap (``--seccomp FD``), which installs it just before the command. Profiles allow by
+default and refuse what a sandboxed program has no business with; they are the second wall behind namespaces, a foreign
+uid and an empty capability set.
 
 What the filters do not do: they cannot look behind pointers (so ``clone3`` is refused whole, and the C library falls
 back to ``clone``), and they are no defence against a bug in a system call that ordinary programs need.
@@ -56,23 +56,24 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "ioctl": (16, 29),
     "ioperm": (173, None),
     "iopl": (172, None),
+    "ioprio_set": (251, 30),
     "kcmp": (312, 272),
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
-    "kill": (62, 129),
     "lookup_dcookie": (212, 18),
     "memfd_secret": (447, 447),
     "modify_ldt": (154, None),
     "mount": (165, 40),
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
     "pivot_root": (155, 41),
     "prlimit64": (302, 261),
     "process_madvise": (440, 440),
@@ -83,19 +84,21 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "quotactl_fd": (443, 443),
     "reboot": (169, 142),
     "request_key": (249, 218),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "semget": (64, 190),
     "setdomainname": (171, 162),
     "sethostname": (170, 161),
     "setns": (308, 268),
     "setpriority": (141, 140),
     "settimeofday": (164, 170),
+    "shmget": (29, 194),
     "socket": (41, 198),
     "swapoff": (168, 225),
     "swapon": (167, 224),
     "syslog": (103, 116),
-    "tgkill": (234, 131),
-    "tkill": (200, 130),
     "umount2": (166, 39),
     "unshare": (272, 97),
     "uselib": (134, None),
@@ -103,18 +106,23 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
 }
 
-_SPECIAL = ("clone", "clone3", "ioctl", "socket")
-_SIGNALLING = (
-    "kill",
-    "pidfd_send_signal",
-    "prlimit64",
-    "rt_sigqueueinfo",
-    "rt_tgsigqueueinfo",
+_SPECIAL = ("clone", "clone3", "ioctl", "prlimit64", "socket")
+# A graded completion shares the uid of the worker that forked it. It cannot signal the worker (process 1 of the
+# namespace takes no signal from inside), but it could slow it down, cut its limits, or leave something for the next
+# completion in System V or POSIX objects, which no file system holds.
+_SIBLINGS = (
+    "ioprio_set",
+    "mq_open",
+    "msgget",
+    "sched_setaffinity",
+    "sched_setattr",
+    "sched_setparam",
+    "sched_setscheduler",
+    "semget",
     "setpriority",
-    "tgkill",
-    "tkill",
+    "shmget",
 )
-_FORBIDDEN = tuple(name for name in _NUMBERS if name not in _SPECIAL and name not in _SIGNALLING)
+_FORBIDDEN = tuple(name for name in _NUMBERS if name not in _SPECIAL and name not in _SIBLINGS)
 
 _CLONE_NEW_ANY = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # type into, or paste into, the controlling terminal
@@ -220,15 +228,11 @@ def _common(families: Sequence[int]) -> list[Rule]:
 
 
 def grader_profile(machine: str | None = None) -> bytes:
-    """Return the filter of grading sandboxes: no sockets but unix ones, no namespaces, no tracing."""
-    return assemble(_common([AF_UNIX]), machine)
+    """Return the filter of grading sandboxes: no sockets but unix ones, no namespaces, no tracing, no meddling."""
+    own_limits_only = Rule("prlimit64", arg=0, values=(0,), allow_only=True)
+    return assemble([*_common([AF_UNIX]), own_limits_only, *(Rule(name) for name in _SIBLINGS)], machine)
 
 
 def job_profile(machine: str | None = None) -> bytes:
     """Return the filter of jobs: as graders, but loopback TCP (several ranks of one trainer talk over it)."""
     return assemble(_common([AF_UNIX, AF_INET, AF_INET6, AF_NETLINK]), machine)
-
-
-def completion_profile(machine: str | None = None) -> bytes:
-    """Return the extra filter of one graded completion: it can signal, or change the limits of, no process."""
-    return assemble([Rule(name) for name in _SIGNALLING], machine)
