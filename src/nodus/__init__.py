@@ -1,0 +1,64 @@
+"""Nodus: a self-hosted platform for post-training language models.
+
+Example::
+
+    import nodus
+    from nodus.recipes import rl
+
+    run = rl.train(tasks, reward, max_cost=2)
+    run.watch()
+    run.outputs.download("./outputs")
+
+Names are imported when they are first used, so that ``import nodus`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nodus._version import __version__
+
+if TYPE_CHECKING:
+    from nodus import errors, recipes
+    from nodus.client.client import Client
+    from nodus.client.handles import Environment, Job, Secret
+    from nodus.client.training import TrainingJob
+    from nodus.client.volumes import Volume
+
+__all__ = [
+    "Client",
+    "Environment",
+    "Job",
+    "Secret",
+    "TrainingJob",
+    "Volume",
+    "__version__",
+    "errors",
+    "recipes",
+]
+
+_HOMES = {
+    "Client": "nodus.client.client",
+    "Environment": "nodus.client.handles",
+    "Job": "nodus.client.handles",
+    "Secret": "nodus.client.handles",
+    "TrainingJob": "nodus.client.training",
+    "Volume": "nodus.client.volumes",
+    "errors": "",
+    "recipes": "",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'nodus' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name) if home else import_module(f"nodus.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,58 @@
+"""``nodus cp``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nodus.cli.session import Session, connected
+from nodus.cli.targets import Target, parse_target
+from nodus.client.outputs import Outputs, safe_name
+from nodus.core.errors import NotFound
+
+
+@click.command()
+@click.argument("source", metavar="KIND/NAME:outputs/PATH")
+@click.argument("target", metavar="TARGET")
+@click.option("--index", type=click.IntRange(min=0), metavar="N", help="One completion index of a Job.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="One node of a gang.")
+@connected()
+def command(session: Session, source: str, target: str, index: int | None, rank: int | None) -> None:
+    """Copy a run's outputs to this machine, each file checked by its sha256.
+
+    A path that ends in a slash copies everything below it, keeping the directories.
+
+    \b
+    Examples:
+      nodus cp tj/my-grpo:outputs/results.json ./results.json
+      nodus cp tj/my-grpo:outputs/adapter/ ./adapter
+      nodus cp tj/my-grpo:outputs/ ./outputs
+    """
+    where, _, path = source.partition(":")
+    if not path:
+        raise click.UsageError("copies go from a run to this machine: KIND/NAME:outputs/PATH TARGET.")
+    if path != "outputs" and not path.startswith("outputs/"):
+        raise click.UsageError(f"{path!r}: a run's files are under outputs/.")
+    found = parse_target(session, [where])
+    prefix = path.removeprefix("outputs").removeprefix("/")
+    outputs = _outputs(session, found)
+    if prefix and not prefix.endswith("/"):
+        destination = Path(target)
+        if destination.is_dir() or target.endswith("/"):
+            destination = destination / safe_name(prefix).name
+        query: dict[str, object] = {"index": index, "rank": rank}
+        print(session.run(outputs.fetch(prefix, destination, query)))
+        return
+    names = session.run(outputs.list.aio(prefix))
+    if not names:
+        raise NotFound(
+            f"{where} has no outputs{f' under {prefix}' if prefix else ''} yet", fix="Wait for the run to succeed."
+        )
+    for name in names:
+        print(session.run(outputs.fetch(name, Path(target) / safe_name(name.removeprefix(prefix)))))
+
+
+def _outputs(session: Session, target: Target) -> Outputs:
+    path = target.kind.path(target.project or session.project, target.name, "outputs")
+    return Outputs(session.api, path, f"{target.kind.singular}/{target.name}")

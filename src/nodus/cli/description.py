@@ -1,0 +1,183 @@
+"""The text of ``nodus describe``: what is known of an object, in the order a reader asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nodus.cli.commands.events import event_cells
+from nodus.cli.estimates import estimate_line
+from nodus.cli.tables import plain_table
+from nodus.client.resources import JsonObject
+
+WIDTH = 14
+
+
+def describe(obj: JsonObject, attempts: Sequence[JsonObject], events: Sequence[JsonObject]) -> Iterator[str]:
+    """Yield the lines that describe an object.
+
+    Args:
+        obj: The object.
+        attempts: Its Attempts, for kinds that have them.
+        events: Its Events, oldest first.
+    """
+    yield from _header(obj)
+    if obj.get("kind") == "Environment":
+        yield from _environment(obj)
+    yield from _run(obj)
+    yield from _results(obj)
+    yield from _provenance(obj)
+    yield from _conditions((obj.get("status") or {}).get("conditions") or [])
+    if attempts:
+        yield from _section(
+            "Attempts",
+            ("NAME", "PHASE", "REASON", "EXIT"),
+            [
+                (
+                    item["metadata"]["name"],
+                    (item.get("status") or {}).get("phase"),
+                    (item.get("status") or {}).get("reason"),
+                    (item.get("status") or {}).get("exitCode"),
+                )
+                for item in attempts
+            ],
+        )
+    if events:
+        rows = [event_cells(event) for event in events]
+        yield from _section("Events", ("AGE", "TYPE", "REASON", "MESSAGE"), [(r[0], r[1], r[2], r[4]) for r in rows])
+
+
+def _header(obj: JsonObject) -> Iterator[str]:
+    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    yield _line("Name", metadata.get("name"))
+    if metadata.get("namespace"):
+        yield _line("Project", metadata["namespace"])
+    yield _line("Kind", obj.get("kind"))
+    yield _line("UID", metadata.get("uid"))
+    if metadata.get("labels"):
+        yield _line("Labels", ", ".join(f"{key}={value}" for key, value in sorted(metadata["labels"].items())))
+    yield _line("Created", metadata.get("creationTimestamp"))
+    if status.get("phase"):
+        reason = f" ({status['reason']})" if status.get("reason") else ""
+        yield _line("Phase", f"{status['phase']}{reason}")
+    for key, label in (("message", "Message"), ("fix", "Fix")):
+        if status.get(key):
+            yield _line(label, status[key])
+
+
+def _environment(obj: JsonObject) -> Iterator[str]:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    for label, value in (
+        ("Version", spec.get("version")),
+        ("Summary", spec.get("summary")),
+        ("Category", spec.get("category")),
+        ("Publisher", spec.get("publisher")),
+        ("Modes", ", ".join(spec.get("modes") or [])),
+        ("Licenses", ", ".join(f"{key}: {value}" for key, value in (spec.get("licenses") or {}).items())),
+        ("Digest", status.get("digest")),
+    ):
+        if value:
+            yield _line(label, value)
+    splits = status.get("splits") or {
+        key: (value or {}).get("size") for key, value in (spec.get("splits") or {}).items()
+    }
+    if splits:
+        yield _line("Splits", ", ".join(f"{name} {size}" for name, size in splits.items()))
+    if spec.get("sampleTask"):
+        yield _line("Sample task", str(spec["sampleTask"]).replace("\n", "\n" + " " * WIDTH))
+    if spec.get("graders"):
+        yield from _section(
+            "Graders",
+            ("NAME", "KIND", "DESCRIPTION"),
+            [(item.get("name"), item.get("kind"), item.get("description")) for item in spec["graders"]],
+        )
+    if spec.get("examples"):
+        yield from _section(
+            "Examples",
+            ("NAME", "RUNTIME", "MODEL", "BASELINE", "TRAINED", "CHANGE"),
+            [
+                (
+                    item.get("name"),
+                    item.get("runtime"),
+                    (item.get("model") or {}).get("uri"),
+                    (item.get("baseline") or {}).get("passRate"),
+                    (item.get("trained") or {}).get("passRate"),
+                    item.get("changePP"),
+                )
+                for item in spec["examples"]
+            ],
+        )
+
+
+def _run(obj: JsonObject) -> Iterator[str]:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    for label, value in (
+        ("Runtime", spec.get("runtime")),
+        ("Model", (spec.get("model") or {}).get("uri")),
+        (
+            "Environment",
+            (spec.get("environment") or {}).get("name") if isinstance(spec.get("environment"), Mapping) else None,
+        ),
+    ):
+        if value:
+            yield _line(label, value)
+    attempts = status.get("attempts") or {}
+    if attempts.get("current"):
+        yield _line("Attempt", f"{attempts['current']} of {attempts.get('max')}")
+    if (status.get("progress") or {}).get("stage"):
+        yield _line("Stage", status["progress"]["stage"])
+    metrics = status.get("metrics") or {}
+    if metrics.get("step") is not None:
+        parts = [f"{metrics['step']} of {metrics.get('totalSteps', '?')}"]
+        parts += [f"{key} {metrics[key]}" for key in ("reward", "loss", "kl") if metrics.get(key) is not None]
+        if metrics.get("tokensPerSecond") is not None:
+            parts.append(f"{metrics['tokensPerSecond']} tokens/s")
+        yield _line("Step", ", ".join(parts))
+    if status.get("estimate"):
+        yield _line("Estimate", estimate_line(obj, dry_run=False).partition(" · ")[2])
+    cost = status.get("cost") or {}
+    if cost.get("totalUSD") is not None:
+        limit = f" of at most ${cost['limitUSD']}" if cost.get("limitUSD") else ""
+        yield _line("Cost", f"${cost['totalUSD']}{'' if cost.get('final') else ' so far'}{limit}")
+
+
+def _results(obj: JsonObject) -> Iterator[str]:
+    from nodus.client.views import comparison_lines
+
+    status = obj.get("status") or {}
+    lines = comparison_lines(status.get("summary") or {})
+    if lines:
+        yield "Summary:"
+        yield from (f"  {line}" for line in lines)
+    signal = (status.get("diagnostics") or {}).get("rewardSignal")
+    if signal:
+        message = status["diagnostics"].get("message")
+        yield _line("Reward signal", f"{signal}{f': {message}' if message else ''}")
+    if status.get("outputs"):
+        yield from _section(
+            "Outputs",
+            ("NAME", "SIZE"),
+            [(item.get("name"), item.get("sizeBytes", item.get("size"))) for item in status["outputs"]],
+        )
+
+
+def _provenance(obj: JsonObject) -> Iterator[str]:
+    provenance = (obj.get("status") or {}).get("provenance") or {}
+    if provenance:
+        yield "Provenance:"
+        yield from (f"  {key + ':':<21}{value}" for key, value in provenance.items() if value is not None)
+
+
+def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if conditions:
+        rows = [(item.get("type"), item.get("status"), item.get("reason"), item.get("message")) for item in conditions]
+        yield from _section("Conditions", ("TYPE", "STATUS", "REASON", "MESSAGE"), rows)
+
+
+def _section(title: str, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    yield f"{title}:"
+    yield from (f"  {line}" for line in plain_table(headers, rows))
+
+
+def _line(label: str, value: object) -> str:
+    return f"{label + ':':<{WIDTH}}{'' if value is None else value}"

@@ -1,0 +1,49 @@
+"""What a plan costs, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodus.client.resources import JsonObject
+
+
+def estimate_line(obj: JsonObject, *, dry_run: bool) -> str:
+    """Return topology, price range, start time, hold, what blocks and what to know of an object's estimate."""
+    label = (
+        f"{str(obj.get('kind')).lower()}/{(obj.get('metadata') or {}).get('name', '')}{' (dry run)' if dry_run else ''}"
+    )
+    estimate = (obj.get("status") or {}).get("estimate")
+    if not estimate:
+        return f"{label} · no estimate"
+    parts = [label, _topology(estimate.get("topology") or {}), _cost(estimate.get("costUSD") or {}), _start(estimate)]
+    if estimate.get("gangHoldUSD"):
+        parts.append(f"gang hold ${estimate['gangHoldUSD']}")
+    elif estimate.get("holdUSD"):
+        parts.append(f"hold ${estimate['holdUSD']}")
+    parts += [f"blocked: {item.get('message') or item.get('code')}" for item in estimate.get("blockingReasons") or []]
+    parts += [str(item.get("message") or item.get("code")) for item in estimate.get("warnings") or []]
+    return " · ".join(part for part in parts if part)
+
+
+def _topology(topology: dict[str, Any]) -> str:
+    nodes, gpus = topology.get("nodes"), topology.get("gpusPerNode")
+    if not nodes:
+        return ""
+    machines = f"{nodes} node{'s' if nodes != 1 else ''}"
+    # The wording of plans is fixed, typography included.
+    return f"{machines} × {gpus} GPU{'s' if gpus != 1 else ''}" if gpus else f"{machines}, CPU"
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    low, high = cost.get("p50"), cost.get("p90")
+    if low is None:
+        return ""
+    return f"est. ${low}" if high in (None, low) else f"est. ${low}–{high}"
+
+
+def _start(estimate: dict[str, Any]) -> str:
+    cold = ((estimate.get("startup") or {}).get("cold")) or {}
+    if not cold.get("p50"):
+        return ""
+    upper = f"–{cold['p90']}" if cold.get("p90") and cold["p90"] != cold["p50"] else ""
+    return f"starts in ~{cold['p50']}{upper}"

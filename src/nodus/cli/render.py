@@ -1,0 +1,28 @@
+"""Errors as the command line prints them."""
+
+from __future__ import annotations
+
+from nodus.client.config import ConfigError
+from nodus.client.http import ConnectionFailed
+from nodus.core.errors import NodusError
+
+_FIXES = {
+    "Unauthorized": "Log in: `nodus login --with-token`, or set NODUS_API_KEY. On the server's machine: `nodus up`.",
+}
+# Raised on this machine: no server said so.
+_LOCAL_REASONS = frozenset({"ServerNotStarted", "AlreadyRunning", "ServerNotStopped", "SHA256Mismatch", "JobFailed"})
+
+
+def error_lines(error: NodusError) -> list[str]:
+    """Return an error's lines: the message, one line a cause, ``fix:`` and ``request-id:``."""
+    local = (
+        isinstance(error, ConfigError | ConnectionFailed) or type(error) is NodusError or error.reason in _LOCAL_REASONS
+    )
+    lines = [f"error: {error.message}" if local else f"Error from server ({error.reason}): {error.message}"]
+    lines += [f"  {cause.field}: {cause.message}" for cause in error.causes]
+    fix = error.fix or _FIXES.get(error.reason)
+    if fix:
+        lines.append(f"fix: {fix}")
+    if error.request_id:
+        lines.append(f"request-id: {error.request_id}")
+    return lines

@@ -1,0 +1,100 @@
+"""What every command that speaks with the server shares: its connection options and its client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from nodus.client.blocking import run_blocking
+from nodus.client.config import Connection, resolve
+from nodus.client.http import PATIENT, PROMPT, Api
+from nodus.client.kinds import KindInfo
+from nodus.client.resources import JsonObject, Resources
+from nodus.core.errors import NotFound
+
+P = ParamSpec("P")
+T = TypeVar("T")
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Connection options as given, before the command's name or after it."""
+
+    context: str | None = None
+    project: str | None = None
+
+    def over(self, other: Options) -> Options:
+        """Return these options, with the other's where these are unset."""
+        return Options(self.context or other.context, self.project or other.project)
+
+
+class Session:
+    """The server that a command speaks with.
+
+    Args:
+        options: Context and project.
+        patient: Ride out a restart of the server, for commands that follow something.
+    """
+
+    def __init__(self, options: Options, *, patient: bool = False) -> None:
+        self.connection: Connection = resolve(context=options.context, project=options.project)
+        self.api = Api(self.connection, retry=PATIENT if patient else PROMPT)
+        self.resources = Resources(self.api)
+        self.project = self.connection.project
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run one coroutine of the client's logic to its end."""
+        return run_blocking(coroutine)
+
+    async def get(self, kind: KindInfo, name: str, *, project: str | None = None, accept: str | None = None) -> Any:
+        """Return an object, or its Table; a missing project is reported as such.
+
+        Raises:
+            NotFound: For the object, or for the project where that is what is missing.
+        """
+        home = project or self.project
+        headers = {"Accept": accept} if accept else None
+        try:
+            return await self.api.call("GET", kind.path(home, name), headers=headers)
+        except NotFound:
+            if kind.namespaced and home != "default":
+                await self.api.call("GET", f"/api/v1/namespaces/{home}")
+            raise
+
+
+def connected(*, patient: bool = False) -> Callable[[Callable[Concatenate[Session, P], T]], Callable[..., T]]:
+    """Decorate a command's function: adds --context and -p, and passes a Session as its first argument.
+
+    Args:
+        patient: Ride out a restart of the server.
+    """
+
+    def decorate(function: Callable[Concatenate[Session, P], T]) -> Callable[..., T]:
+        @click.option("--context", metavar="NAME", help="Context of the configuration file. [env: NODUS_CONTEXT]")
+        @click.option(
+            "-p", "--project", "-n", "--namespace", "project", metavar="NAME", help="Project. [env: NODUS_PROJECT]"
+        )
+        @click.pass_context
+        @wraps(function)
+        def command(ctx: click.Context, context: str | None, project: str | None, *args: Any, **kwargs: Any) -> T:
+            return function(Session(given_options(ctx, context, project), patient=patient), *args, **kwargs)
+
+        return command
+
+    return decorate
+
+
+def given_options(ctx: click.Context, context: str | None, project: str | None) -> Options:
+    """Return a command's own connection options over those before its name."""
+    before = ctx.find_root().obj
+    return Options(context, project).over(before if isinstance(before, Options) else Options())
+
+
+def object_label(kind: KindInfo, obj: JsonObject) -> str:
+    """Return ``singular/name``, as success lines print it; the name is the server's."""
+    return f"{kind.singular}/{(obj.get('metadata') or {}).get('name', '')}"

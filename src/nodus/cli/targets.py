@@ -1,0 +1,73 @@
+"""Arguments that name objects: ``KIND/NAME``, ``KIND NAME...``, ``KIND``, ``KIND,KIND``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+from nodus.cli.session import Session
+from nodus.client.kinds import KindInfo, find_kind, resolve_kind
+
+
+class Target(NamedTuple):
+    """What an argument names."""
+
+    kind: KindInfo
+    name: str | None
+    """None for the whole collection."""
+    project: str | None = None
+    """The catalog for names that begin with ``nodus/``."""
+
+
+def parse_targets(session: Session, words: Sequence[str]) -> list[Target]:
+    """Return what the words name.
+
+    Raises:
+        click.UsageError: When the words mix forms or a name is empty.
+        NotFound: For a kind that the server doesn't have.
+    """
+    if not words:
+        raise click.UsageError("name what is meant, such as tj/my-run or tj my-run.")
+    if "/" in words[0]:
+        return [_slashed(session, word) for word in words]
+    kinds = [_kind(session, word) for word in words[0].split(",") if word]
+    if len(words) == 1:
+        return [Target(kind, None) for kind in kinds]
+    if len(kinds) != 1:
+        raise click.UsageError("names can follow one kind only; write KIND/NAME for each.")
+    mixed = [word for word in words[1:] if "/" in word and not word.startswith("nodus/")]
+    if mixed:
+        raise click.UsageError(f"{mixed[0]!r} names a kind again; write KIND/NAME for each, or KIND NAME NAME.")
+    return [_named(kinds[0], word) for word in words[1:]]
+
+
+def parse_target(session: Session, words: Sequence[str]) -> Target:
+    """Return the one object that the words name.
+
+    Raises:
+        click.UsageError: When they name none, or several.
+    """
+    found = parse_targets(session, words)
+    if len(found) != 1 or found[0].name is None:
+        raise click.UsageError("name one object, such as tj/my-run or tj my-run.")
+    return found[0]
+
+
+def _slashed(session: Session, word: str) -> Target:
+    kind, _, name = word.partition("/")
+    if not kind or not name:
+        raise click.UsageError(f"{word!r} is not KIND/NAME.")
+    return _named(_kind(session, kind), name)
+
+
+def _named(kind: KindInfo, name: str) -> Target:
+    if name.startswith("nodus/"):
+        return Target(kind, name.removeprefix("nodus/"), "nodus")
+    return Target(kind, name)
+
+
+def _kind(session: Session, word: str) -> KindInfo:
+    known = find_kind(word)
+    return known if known is not None else session.run(resolve_kind(session.api, word))

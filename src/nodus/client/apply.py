@@ -1,0 +1,70 @@
+"""Three-way apply: what the user wrote now, what they wrote last time, and what the server has.
+
+The document as written is kept in the annotation ``nodus.dev/last-applied``. A key that stood there and no longer
+stands in the document is removed; a key that only the server has stays. Lists are compared as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from nodus.core.digests import canonical_json
+
+LAST_APPLIED = "nodus.dev/last-applied"
+
+
+def prepare(document: Mapping[str, Any], project: str | None) -> tuple[dict[str, Any], str]:
+    """Return the document to send (project set, no status, annotation in place) and the annotation's text.
+
+    Args:
+        document: A manifest as the user wrote it.
+        project: Set as ``metadata.namespace`` where the manifest names none; None for kinds without a project.
+    """
+    metadata = dict(document.get("metadata") or {})
+    if project is not None:
+        metadata.setdefault("namespace", project)
+    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != LAST_APPLIED}
+    if annotations or "annotations" in metadata:
+        metadata["annotations"] = annotations
+    plain = {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
+    last = canonical_json(plain)
+    sent = plain | {"metadata": metadata | {"annotations": annotations | {LAST_APPLIED: last}}}
+    return sent, last
+
+
+def three_way_patch(document: Mapping[str, Any], last: str, live: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the merge patch that brings the live object to the document; None when there is nothing to change.
+
+    Args:
+        document: From `prepare`, with the annotation.
+        last: From `prepare`.
+        live: The object as the server has it.
+    """
+    annotations = (live.get("metadata") or {}).get("annotations") or {}
+    try:
+        original = json.loads(annotations.get(LAST_APPLIED) or "{}")
+    except ValueError:
+        original = {}
+    patch = _diff(original, json.loads(last), live)
+    patch.pop("apiVersion", None)
+    patch.pop("kind", None)
+    if not patch:
+        return None
+    patch.setdefault("metadata", {}).setdefault("annotations", {})[LAST_APPLIED] = last
+    return patch
+
+
+def _diff(original: Any, wanted: Mapping[str, Any], live: Any) -> dict[str, Any]:
+    was = original if isinstance(original, Mapping) else {}
+    has = live if isinstance(live, Mapping) else {}
+    patch: dict[str, Any] = {key: None for key in was if key not in wanted and key in has}
+    for key, value in wanted.items():
+        if isinstance(value, Mapping) and isinstance(has.get(key), Mapping):
+            inner = _diff(was.get(key), value, has[key])
+            if inner:
+                patch[key] = inner
+        elif key not in has or has[key] != value:
+            patch[key] = value
+    return patch

@@ -1,0 +1,253 @@
+"""Handles: Python objects that stand for objects on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from nodus.client.blocking import blocking, blocking_class
+from nodus.client.client import Client, default_client
+from nodus.client.record import Record, as_record
+from nodus.client.resources import JsonObject
+from nodus.core.errors import AlreadyExists, JobFailed, NodusError
+
+TERMINAL = ("Succeeded", "Failed", "Cancelled")
+
+
+class Handle:
+    """One object on the server. Attributes show what was last read; `refresh` reads again.
+
+    Args:
+        obj: The object as the server sent it.
+        client: Where it lives.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, obj: JsonObject, client: Client) -> None:
+        self.client = client
+        self._set(obj)
+
+    def _set(self, obj: JsonObject) -> None:
+        self.raw: Record = as_record(obj)
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return str(self.metadata.name)
+
+    @property
+    def project(self) -> str:
+        """The project it lives in."""
+        return str(self.metadata.get("namespace") or self.client.project)
+
+    @property
+    def metadata(self) -> Record:
+        """Name, uid, labels, annotations and times."""
+        return Record(self.raw.get("metadata") or {})
+
+    @property
+    def spec(self) -> Record:
+        """What was asked for."""
+        return Record(self.raw.get("spec") or {})
+
+    @property
+    def status(self) -> Record:
+        """What was last read of how it is doing."""
+        return Record(self.raw.get("status") or {})
+
+    @property
+    def phase(self) -> str | None:
+        """Where it is in its life."""
+        phase = self.status.get("phase")
+        return None if phase is None else str(phase)
+
+    def __repr__(self) -> str:
+        return f"<nodus.{type(self).__name__} {self.project}/{self.name} {self.phase or ''}>".replace(" >", ">")
+
+    @blocking_class
+    async def from_name(
+        cls: type[Handle], name: str, *, project: str | None = None, client: Client | None = None
+    ) -> Handle:
+        """Return the handle of an object that exists.
+
+        Args:
+            name: Its name; a ``nodus/`` prefix means the catalog.
+            project: Where to look, unless the name says.
+            client: Another server than the configured one.
+
+        Raises:
+            NotFound: When there is none of that name.
+        """
+        client = client or default_client()
+        if name.startswith("nodus/"):
+            project, name = "nodus", name.removeprefix("nodus/")
+        return cls(await client.resources.get(cls.kind, name, project=project), client)
+
+    @blocking
+    async def refresh(self) -> None:
+        """Read the object again.
+
+        Raises:
+            NotFound: When it was deleted.
+        """
+        self._set(await self.client.resources.get(self.kind, self.name, project=self.project))
+
+    @blocking
+    async def delete(self) -> None:
+        """Delete the object and what it owns; deleting what is gone is no error."""
+        await self.client.resources.delete(
+            self.kind, self.name, project=self.project, propagation="Foreground", missing_ok=True
+        )
+
+    async def _patch(self, patch: Mapping[str, Any]) -> None:
+        self._set(await self.client.resources.patch(self.kind, self.name, patch, project=self.project))
+
+    async def _path(self, subresource: str) -> str:
+        return await self.client.resources.path(self.kind, self.name, project=self.project, subresource=subresource)
+
+
+class Run(Handle):
+    """Something that runs to an end: Succeeded, Failed or Cancelled."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it had ended when it was last read."""
+        return self.phase in TERMINAL
+
+    @blocking
+    async def wait(self, timeout: float | None = None) -> Record:  # noqa: ASYNC109 - the caller's bound, in seconds
+        """Wait for the end and return the status.
+
+        Args:
+            timeout: Seconds to wait at most; no bound when None.
+
+        Raises:
+            JobFailed: When it ended in another way than Succeeded.
+            NodusTimeout: When the time ran out; the run goes on.
+        """
+        self._set(
+            await self.client.resources.wait_for(
+                self.kind,
+                self.name,
+                lambda obj: (obj.get("status") or {}).get("phase") in TERMINAL,
+                project=self.project,
+                timeout_s=timeout,
+                what="its end",
+            )
+        )
+        self.raise_if_failed()
+        return self.status
+
+    def raise_if_failed(self) -> None:
+        """Raise JobFailed when the run has ended and did not succeed."""
+        if not self.done or self.phase == "Succeeded":
+            return
+        reason = self.status.get("reason") or self.phase
+        message = self.status.get("message") or "no message"
+        raise JobFailed(
+            f"{self.name} {str(self.phase).lower()}: {reason}: {message}",
+            fix=self.status.get("fix") or f"See `nodus logs job/{self.name}`.",
+            details={"reason": reason, "phase": self.phase},
+        )
+
+    @blocking
+    async def cancel(self) -> None:
+        """Ask for the end; returns at once, `wait` waits."""
+        await self._patch({"spec": {"state": "Cancelled"}})
+
+
+class Job(Run):
+    """A command run to completion."""
+
+    kind = "Job"
+
+
+class Secret(Handle):
+    """Values that runs may use and nobody can read back."""
+
+    kind = "Secret"
+
+    @blocking_class
+    async def create(
+        cls: type[Handle],
+        name: str,
+        values: Mapping[str, str],
+        *,
+        project: str | None = None,
+        client: Client | None = None,
+    ) -> Handle:
+        """Store values under a name; when the Secret exists, they become its next version.
+
+        Args:
+            name: The Secret's name.
+            values: Keys, which become environment variables, with their values.
+            project: Another project than the client's own.
+            client: Another server than the configured one.
+        """
+        client = client or default_client()
+        spec = {"type": "Opaque", "stringData": dict(values)}
+        document = {"apiVersion": "nodus.dev/v1", "kind": "Secret", "metadata": {"name": name}, "spec": spec}
+        try:
+            return cls(await client.resources.create(document, project=project), client)
+        except AlreadyExists:
+            patch = {"spec": {"stringData": dict(values)}}
+            return cls(await client.resources.patch("Secret", name, patch, project=project), client)
+
+
+class Environment(Handle):
+    """A versioned set of tasks with a grader."""
+
+    kind = "Environment"
+
+    @blocking_class
+    async def create(
+        cls: type[Handle],
+        name: str,
+        spec: Mapping[str, Any],
+        *,
+        project: str | None = None,
+        client: Client | None = None,
+    ) -> Handle:
+        """Create an Environment; `wait_ready` waits until it is built and checked.
+
+        Args:
+            name: Its name.
+            spec: As in a manifest: version, package, category, modes, ...
+            project: Another project than the client's own.
+            client: Another server than the configured one.
+        """
+        client = client or default_client()
+        document = {"apiVersion": "nodus.dev/v1", "kind": "Environment", "metadata": {"name": name}, "spec": dict(spec)}
+        return cls(await client.resources.create(document, project=project), client)
+
+    @property
+    def reference(self) -> str:
+        """``NAME@VERSION``, as a TrainingJob names it; catalog ones with ``nodus/`` in front."""
+        prefix = "nodus/" if self.project == "nodus" else ""
+        return f"{prefix}{self.name}@{self.spec.version}"
+
+    @blocking
+    async def wait_ready(self, timeout: float | None = 900.0) -> None:  # noqa: ASYNC109 - the caller's bound, in seconds
+        """Wait until tasks and grader were built and checked.
+
+        Raises:
+            NodusError: When that failed; the message is the failing step's.
+            NodusTimeout: When ``timeout`` seconds passed first.
+        """
+        self._set(
+            await self.client.resources.wait_for(
+                "Environment",
+                self.name,
+                lambda obj: (obj.get("status") or {}).get("phase") in ("Ready", "Failed"),
+                project=self.project,
+                timeout_s=timeout,
+                what="Ready",
+            )
+        )
+        if self.phase == "Failed":
+            reason, message = self.status.get("reason"), self.status.get("message") or "no message"
+            raise NodusError(
+                f"environment {self.name} failed: {f'{reason}: ' if reason else ''}{message}",
+                fix=f"See `nodus describe environment/{self.name}`.",
+            )

@@ -1,0 +1,298 @@
+"""The control plane's HTTP as the client speaks it: credentials, retries, and errors rebuilt as their own class.
+
+A request that may be repeated (every verb but POST, and POST with an Idempotency-Key) is retried on connection errors
+and on the reasons whose class is ``retryable``. The wait is the server's ``Retry-After``, else half a second doubling
+to 30 s. How long to go on is the `RetryPolicy`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from nodus._version import __version__
+from nodus.client.config import Connection
+from nodus.client.transport import Exchange, Request, Transport, TransportError, pause
+from nodus.core.errors import InternalError, NodusError, from_status
+
+JSON = "application/json"
+
+
+class ConnectionFailed(NodusError):
+    """The server can't be reached; the message names the address."""
+
+    reason, status, retryable = "ConnectionFailed", 503, True
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a client goes on trying."""
+
+    budget_s: float = 300.0
+    """For a server that answered before: it may be restarting."""
+    first_contact_s: float = 3.0
+    """For connection errors while the server has never answered: it is probably not running."""
+    internal_error_s: float = 20.0
+    """For HTTP 500: repeating a fault for long looks like a hang."""
+    only_when_told: bool = False
+    """Retry an answer only where it carries ``Retry-After`` (the command line's manner)."""
+
+
+PATIENT = RetryPolicy()
+"""For programs: rides out a restart of the server."""
+PROMPT = RetryPolicy(budget_s=30.0, first_contact_s=0.0, internal_error_s=0.0, only_when_told=True)
+"""For the command line: a person is waiting."""
+
+
+class Api:
+    """Speaks HTTP to one server with one key. Thread-safe.
+
+    Args:
+        connection: Address, key and project.
+        retry: How long to go on trying.
+    """
+
+    def __init__(self, connection: Connection, *, retry: RetryPolicy = PATIENT) -> None:
+        self.connection = connection
+        self.retry = retry
+        self.transport = Transport(
+            socket_path=connection.socket, certificate_authority=connection.certificate_authority
+        )
+        self._answered = False
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        self._agent = f"nodus-python/{__version__} python/{version}"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = 60.0,
+    ) -> Any:
+        """Send a request and return its decoded JSON answer; text where the answer is not JSON.
+
+        Raises:
+            NodusError: Of the class the server names; `ConnectionFailed` when no answer came.
+        """
+        return (
+            await self.answer(
+                method,
+                path,
+                query=query,
+                body=body,
+                headers=headers,
+                idempotency_key=idempotency_key,
+                timeout_s=timeout_s,
+            )
+        ).content()
+
+    async def answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = 60.0,
+    ) -> Answer:
+        """Like `call`, with status and headers beside the body."""
+        exchange = await self.stream(
+            method, path, query=query, body=body, headers=headers, idempotency_key=idempotency_key, timeout_s=timeout_s
+        )
+        try:
+            return Answer(exchange.status, exchange.headers, await exchange.read())
+        except TransportError as error:
+            if method != "GET":
+                raise self._unreachable(error) from error
+        # The body of a GET broke off: the request is harmless, so ask once more.
+        exchange = await self.stream(method, path, query=query, headers=headers, timeout_s=timeout_s)
+        try:
+            return Answer(exchange.status, exchange.headers, await exchange.read())
+        except TransportError as error:
+            raise self._unreachable(error) from error
+
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = 60.0,
+    ) -> Exchange:
+        """Send a request and return its successful (below 400) answer, body unread; retried like every request.
+
+        Raises:
+            NodusError: As `call`.
+        """
+        request = self._request(method, path, query, body, headers, idempotency_key, timeout_s)
+        repeatable = method != "POST" or idempotency_key is not None
+        started, attempt = time.monotonic(), 0
+        while True:
+            try:
+                exchange = await self.transport.open(request)
+            except TransportError as broken:
+                error: NodusError = self._unreachable(broken)
+                again = repeatable or not broken.sent
+                budget_s = self.retry.budget_s if self._answered else self.retry.first_contact_s
+                told_s = None
+            else:
+                self._answered = True
+                if exchange.status < 400:
+                    return exchange
+                error = await _error(exchange)
+                told_s = error.retry_after_s
+                again = repeatable and error.retryable and (told_s is not None or not self.retry.only_when_told)
+                budget_s = self.retry.internal_error_s if isinstance(error, InternalError) else self.retry.budget_s
+            wait_s = told_s if told_s is not None else min(30.0, 0.5 * 2**attempt)
+            if not again or time.monotonic() - started + wait_s > budget_s:
+                raise error
+            await pause(wait_s)
+            attempt += 1
+
+    async def lines(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = 120.0,
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a streamed answer as they come, without their newline.
+
+        Raises:
+            NodusError: Before the first line as `call`; `ConnectionFailed` when the stream breaks off.
+        """
+        exchange = await self.stream(method, path, query=query, headers=headers, timeout_s=timeout_s)
+        rest = b""
+        try:
+            async for chunk in exchange.chunks():
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield line
+            if rest:
+                yield rest
+        except TransportError as error:
+            raise self._unreachable(error) from error
+        finally:
+            await exchange.close()
+
+    async def fetch(self, url: str) -> Exchange:
+        """Open an absolute URL that a redirect or a grant named, without credentials.
+
+        Raises:
+            NodusError: When it answers with an error or not at all.
+        """
+        try:
+            exchange = await self.transport.open(Request("GET", url, {"Accept-Encoding": "identity"}))
+        except TransportError as error:
+            raise self._unreachable(error) from error
+        if exchange.status >= 400:
+            raise await _error(exchange)
+        return exchange
+
+    async def put_grant(self, url: str, body: bytes | Path, headers: Mapping[str, str]) -> None:
+        """Upload bytes to a granted URL, with the grant's headers and no credentials."""
+        try:
+            exchange = await self.transport.open(Request("PUT", url, dict(headers), body, timeout_s=300.0))
+        except TransportError as error:
+            raise self._unreachable(error) from error
+        if exchange.status >= 400:
+            raise await _error(exchange)
+        await exchange.read()
+
+    def url(self, path: str, query: Mapping[str, object] | None = None) -> str:
+        """Return the absolute URL of an API path; None values are left out of the query."""
+        given = {key: _text(value) for key, value in (query or {}).items() if value is not None}
+        return self.connection.url + quote(path, safe="/:@,;=~!$&'()*+") + (f"?{urlencode(given)}" if given else "")
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: object,
+        headers: Mapping[str, str] | None,
+        idempotency_key: str | None,
+        timeout_s: float | None,
+    ) -> Request:
+        sent = {"User-Agent": self._agent, "Accept": JSON, "Accept-Encoding": "identity"}
+        if self.connection.api_key:
+            sent["Authorization"] = f"Bearer {self.connection.api_key}"
+        if self.connection.org and not (self.connection.api_key or "").startswith("nodus_"):
+            sent["Nodus-Org"] = self.connection.org
+        if idempotency_key:
+            sent["Idempotency-Key"] = idempotency_key
+        content: bytes | Path | None
+        if body is None or isinstance(body, bytes | Path):
+            content = body
+        else:
+            sent["Content-Type"] = JSON
+            content = json.dumps(body, allow_nan=False).encode()
+        sent.update(headers or {})
+        return Request(method, self.url(path, query), sent, content, timeout_s)
+
+    def _unreachable(self, error: TransportError) -> ConnectionFailed:
+        fix = "Start the server with `nodus up`, or check NODUS_API_URL."
+        return ConnectionFailed(f"the Nodus server can't be reached: {error}", fix=None if error.sent else fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+    def content(self) -> Any:
+        """Return the body as JSON where it says so, else as text."""
+        if not self.headers.get("content-type", "").startswith(JSON):
+            return self.body.decode("utf-8", "replace")
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise NodusError(f"the server's answer is not valid JSON ({len(self.body)} bytes)") from error
+
+
+def new_key(site: str) -> str:
+    """Return a fresh Idempotency-Key for a call site, such as ``sdk:create:<32 hex digits>``."""
+    return f"sdk:{site}:{os.urandom(16).hex()}"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+async def _error(exchange: Exchange) -> NodusError:
+    request_id = exchange.headers.get("x-request-id") or exchange.headers.get("nodus-request-id")
+    try:
+        raw = await exchange.read()
+    except TransportError:
+        raw = b""
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        body = {}
+    error = from_status(body if isinstance(body, dict) else {}, exchange.status, request_id)
+    told = exchange.headers.get("retry-after")
+    if error.retry_after_s is None and told is not None and told.isdigit():
+        error.retry_after_s = float(told)
+    return error

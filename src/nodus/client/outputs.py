@@ -1,0 +1,136 @@
+"""The files a run left behind: listed, and downloaded with their digest checked."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nodus.client.blocking import blocking
+from nodus.client.http import Api, ConnectionFailed
+from nodus.client.transport import Exchange, TransportError
+from nodus.core.errors import NodusError, NotFound, SHA256Mismatch
+
+# Named here: inside the class, `list` is the method.
+Names = list[str]
+Paths = list[Path]
+
+
+class Outputs:
+    """Outputs of one run.
+
+    Args:
+        api: The server.
+        path: URL path of the run's ``outputs`` subresource.
+        what: How messages call the run.
+    """
+
+    def __init__(self, api: Api, path: str, what: str) -> None:
+        self._api, self._path, self._what = api, path, what
+
+    @blocking
+    async def list(self, prefix: str = "") -> Names:
+        """Return the outputs' names, such as ``adapter/adapter_model.safetensors``."""
+        return await self._list(prefix)
+
+    async def _list(self, prefix: str = "") -> Names:
+        listed = await self._api.call("GET", self._path)
+        names = [str(item["name"]) for item in listed.get("items") or []]
+        return [name for name in names if name.startswith(prefix)]
+
+    @blocking
+    async def download(self, target: str | os.PathLike[str], prefix: str = "") -> Paths:
+        """Write every output below a directory, which is made when missing; return the files.
+
+        Args:
+            target: The directory.
+            prefix: Only outputs whose name starts so, such as ``adapter/``.
+
+        Raises:
+            NotFound: When there are no outputs yet.
+            SHA256Mismatch: When bytes arrived that the run did not write; nothing is kept of that file.
+        """
+        names = await self._list(prefix)
+        if not names:
+            raise NotFound(f"{self._what} has no outputs yet", fix="Wait for the run to succeed.")
+        return [await self.fetch(name, Path(target) / safe_name(name)) for name in names]
+
+    @blocking
+    async def read(self, name: str) -> bytes:
+        """Return one output's bytes, checked; for small files such as ``results.json``."""
+        exchange, digest = await self._open(name)
+        content = await _whole(exchange)
+        _check(name, hashlib.sha256(content).hexdigest(), digest)
+        return content
+
+    async def fetch(self, name: str, target: Path, query: dict[str, object] | None = None) -> Path:
+        """Write one output to a file, replacing it only when every byte is there and right."""
+        exchange, digest = await self._open(name, query)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return await save(exchange, target, name, digest)
+
+    async def _open(self, name: str, query: dict[str, object] | None = None) -> tuple[Exchange, str | None]:
+        exchange = await self._api.stream("GET", f"{self._path}/{name}", query=query)
+        digest = exchange.headers.get("x-nodus-sha256")
+        if exchange.status < 300:
+            return exchange, digest
+        location = exchange.headers.get("location")
+        await exchange.close()
+        if not location:
+            raise NodusError(f"the server answered for output {name!r} without saying where it is")
+        # The link carries its own permission; the key must not go where a redirect leads.
+        return await self._api.fetch(location), digest
+
+
+async def save(exchange: Exchange, target: Path, name: str, digest: str | None) -> Path:
+    """Write a body to a file by way of a temporary one, checking its sha256 where one is given.
+
+    Raises:
+        SHA256Mismatch: When the digest differs; the target stays as it was.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    hashed = hashlib.sha256()
+    try:
+        with temporary.open("wb") as file:
+            async for chunk in exchange.chunks():
+                hashed.update(chunk)
+                file.write(chunk)
+        _check(name, hashed.hexdigest(), digest)
+        temporary.replace(target)
+    except TransportError as error:
+        raise ConnectionFailed(f"downloading {name!r} broke off: {error}", fix="Try again.") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    return target
+
+
+def safe_name(name: str) -> PurePosixPath:
+    """Return an output's name as a relative path.
+
+    Raises:
+        NodusError: When the name would leave the directory it is written to.
+    """
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts:
+        raise NodusError(
+            f"the output name {name!r} leads outside the target directory", fix="Download other outputs by name."
+        )
+    return path
+
+
+async def _whole(exchange: Exchange) -> bytes:
+    try:
+        return await exchange.read()
+    except TransportError as error:
+        raise ConnectionFailed(f"the download broke off: {error}", fix="Try again.") from error
+
+
+def _check(name: str, found: str, expected: str | None) -> None:
+    if expected is not None and found != expected.lower():
+        details: dict[str, Any] = {"expected": expected, "found": found}
+        raise SHA256Mismatch(
+            f"output {name!r} has sha256 {found}, recorded was {expected}", fix="Try again.", details=details
+        )

@@ -1,0 +1,124 @@
+"""Which modules a reward may import: those that the grader has, and those of packages that go along."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nodus.recipes.errors import RewardError
+
+GRADER_MODULES = frozenset({"numpy", "sympy", "regex", "jsonschema", "math_verify", "reasoning_gym", "openenv"})
+"""Third-party modules that every grader has."""
+
+
+def check_imports(label: str, statement: ast.stmt, pip: Sequence[str]) -> None:
+    """Check every import in a statement, also inside functions.
+
+    Args:
+        label: How messages call the file it stands in.
+        statement: A top-level statement that will be packaged.
+        pip: Requirements that go along, ``name==version``.
+
+    Raises:
+        RewardError: For a module that the grader would not have; with the line and what to do.
+    """
+    for node, optional in _imports(statement, optional=False):
+        where = f"{label}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise RewardError(
+                    f"{where}: {ast.unparse(node)!r} is a relative import, and the reward travels without its package",
+                    fix="Move what it imports into the reward's own file.",
+                )
+            modules = [node.module or ""]
+        else:
+            modules = [alias.name for alias in node.names]
+        for module in modules:
+            if not optional:
+                _check_module(module.split(".")[0], where, ast.unparse(node), pip)
+
+
+def _check_module(module: str, where: str, text: str, pip: Sequence[str]) -> None:
+    if module in sys.stdlib_module_names or module in GRADER_MODULES or module in provided_by(pip):
+        return
+    if module == "nodus":
+        raise RewardError(
+            f"{where}: {text!r}: the grader has no nodus; a reward sees only its completion and its answer",
+            fix="Write the reward without it.",
+        )
+    if _is_own_module(module):
+        raise RewardError(
+            f"{where}: {text!r} imports a module of yours, and only the reward's own file is taken along",
+            fix="Move what the reward uses into its file, or publish it as a package and pass pip=[...].",
+        )
+    requirement = _installed_requirement(module)
+    raise RewardError(
+        f"{where}: {text!r}: the grader has no module {module!r}",
+        fix=f'Pass pip=["{requirement}"], or write the reward without it.',
+    )
+
+
+def _imports(node: ast.AST, *, optional: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yield imports; optional ones stand in a ``try`` that survives their absence."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield node, optional
+        return
+    if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
+        for child in node.body:
+            yield from _imports(child, optional=True)
+        for rest in [*node.handlers, *node.orelse, *node.finalbody]:
+            yield from _imports(rest, optional=optional)
+        return
+    for inner in ast.iter_child_nodes(node):
+        yield from _imports(inner, optional=optional)
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    names = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+    return bool(names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+
+def provided_by(pip: Sequence[str]) -> set[str]:
+    """Return the top-level modules that requirements bring: what the installed packages say, else their own names."""
+    wanted = {_normal(re.split(r"[=<>!~\[; ]", requirement)[0]) for requirement in pip}
+    modules = {name.replace("-", "_") for name in wanted}
+    if wanted:
+        for module, distributions in importlib.metadata.packages_distributions().items():
+            if any(_normal(name) in wanted for name in distributions):
+                modules.add(module)
+    return modules
+
+
+def _is_own_module(module: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    origin = spec.origin or next(iter(spec.submodule_search_locations or []), "")
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    places = [
+        *installed,
+        *(Path(entry).resolve() for entry in sys.path if "site-packages" in entry or "dist-packages" in entry),
+    ]
+    return bool(origin) and not any(Path(origin).resolve().is_relative_to(place) for place in places)
+
+
+def _installed_requirement(module: str) -> str:
+    names = importlib.metadata.packages_distributions().get(module) or []
+    if not names:
+        return f"{module}==VERSION"
+    return f"{names[0]}=={importlib.metadata.version(names[0])}"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
