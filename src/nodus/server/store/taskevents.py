@@ -266,6 +266,8 @@ def _verdict(row: Any) -> VerdictRow:
 
 
 def _task_event(row: Any) -> dict[str, Any]:
+    evidence: dict[str, Any] = loads(row.evidence)
+    completion = evidence.pop("completion", None)
     event: dict[str, Any] = {
         "id": f"{row.phase}-{row.step}-{row.task_id}-{row.sample}",
         "type": "Task",
@@ -278,8 +280,10 @@ def _task_event(row: Any) -> dict[str, Any]:
         "outcome": row.outcome,
         "verdict": row.verdict,
         "reward": row.reward,
-        "evidence": loads(row.evidence),
+        "evidence": evidence,
     }
+    if completion is not None:
+        event["completion"] = completion
     if row.reason is not None:
         event["reason"] = row.reason
     return event

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nodus.server.training.lookups import FoundEnvironment
 
 CHUNK = 128
+KEPT_COMPLETION_CHARS = 4000
 """Completions graded between two records: what a killed server has to grade again at most."""
 FAILURE_WINDOW = 32
 FAILURE_MINIMUM = 8
@@ -253,8 +254,15 @@ def _row(key: SampleKey, item: Completion, verdict: Verdict) -> VerdictRow:
         outcome=OUTCOMES[verdict.verdict],
         reward=verdict.reward,
         reason=verdict.reason,
-        evidence=verdict.evidence,
+        evidence=_evidence(key, item, verdict),
     )
+
+
+def _evidence(key: SampleKey, item: Completion, verdict: Verdict) -> dict[str, Any]:
+    """The grader's evidence, with the reply itself for held-out tasks: what a person compares before and after."""
+    if key.phase == "Training":
+        return verdict.evidence
+    return {**verdict.evidence, "completion": item.completion[:KEPT_COMPLETION_CHARS]}
 
 
 def _wire(row: VerdictRow) -> dict[str, Any]:
