@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodus._version import __version__
 from nodus.core.errors import MethodNotAllowed, NotFound
-from nodus.core.kinds import OFFERING, PROJECT, VOLUME, Kind
+from nodus.core.kinds import PROJECT, VOLUME, Kind
 from nodus.server import machine, metrics
 from nodus.server.api import attempt_api, blobs, discovery, reading, resources, streams, volumes
 from nodus.server.api.auth import authenticate, whoami
