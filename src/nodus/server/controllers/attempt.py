@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 2.0
 QUEUE_INTERVAL_S = 1.0
 UNSCHEDULABLE = "Unschedulable"
+QUEUED_ANNOTATION = "nodus.dev/queued-at"
+"""On an attempt: since when its run waits, so that a run keeps its place in line over its attempts."""
 STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted"})
 """Reasons of a stop that is no failure."""
 
@@ -200,7 +202,7 @@ class AttemptController(BaseController):
 
 
 def waiting_line(live: Iterable[Object]) -> tuple[str, ...]:
-    """Return the uids of waiting attempts, next first: the oldest of the project with the fewest running ones.
+    """Return the uids of waiting attempts, next first: the oldest run of the project with the fewest running ones.
 
     An attempt that can never run on this machine holds up nobody.
     """
@@ -210,8 +212,12 @@ def waiting_line(live: Iterable[Object]) -> tuple[str, ...]:
         if item.status.get("phase") != "Pending":
             running[item.project] = running.get(item.project, 0) + 1
     waiting = [i for i in items if i.status.get("phase") == "Pending" and i.status.get("reason") != UNSCHEDULABLE]
-    waiting.sort(key=lambda item: (running.get(item.project, 0), item.created_at, item.resource_version))
+    waiting.sort(key=lambda item: (running.get(item.project, 0), _queued_at(item), item.resource_version))
     return tuple(item.uid for item in waiting)
+
+
+def _queued_at(attempt: Object) -> str:
+    return attempt.annotations.get(QUEUED_ANNOTATION) or attempt.created_at.isoformat()
 
 
 def _decide_absent(ctx: Context, now: datetime) -> Outcome:

@@ -25,6 +25,7 @@ from nodus.core.errors import Unsupported
 from nodus.core.kinds import ATTEMPT, JOB, Kind
 from nodus.server.compute.local import images
 from nodus.server.controllers import memberspec
+from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.runtime import (
     NOTHING,
     ActionResult,
@@ -193,6 +194,7 @@ def _decide_next(ctx: Context, last: Object | None, now: datetime) -> Outcome:
         f"{ctx.job.name[:57]}-{epoch}",
         {"job": ctx.job.name, "epoch": epoch, "node": ctx.node, "state": "Running"},
         labels=_labels(ctx.job),
+        annotations={QUEUED_ANNOTATION: ctx.job.created_at.isoformat()},
         status={"phase": "Pending"},
     )
     status["attempts"] = _counts(ctx, extra=1)
