@@ -248,15 +248,27 @@ def _run_only(conn: Connection, job: Job) -> None:
 
 
 def _run_in_savepoint(conn: Connection, job: Job) -> None:
-    # Plain statements: SQLAlchemy's nested transactions cost more than the statements between them.
     ctx = context(conn)
     changed_before, ctx.locked = ctx.changed, False
-    conn.exec_driver_sql("SAVEPOINT job")
+    _savepoint(conn, "SAVEPOINT job")
     _run_only(conn, job)
     if job.error is not None:
-        conn.exec_driver_sql("ROLLBACK TO SAVEPOINT job")
+        _savepoint(conn, "ROLLBACK TO SAVEPOINT job")
         ctx.changed = changed_before
-    conn.exec_driver_sql("RELEASE SAVEPOINT job")
+    _savepoint(conn, "RELEASE SAVEPOINT job")
+
+
+def _savepoint(conn: Connection, statement: str) -> None:
+    """Run a statement without arguments or result by the driver alone: through SQLAlchemy it costs five times as much.
+
+    Raises:
+        DBAPIError: it failed; SQLAlchemy says what that means for the connection.
+    """
+    driver: Any = conn.connection.dbapi_connection
+    try:
+        driver.execute(statement)
+    except conn.dialect.loaded_dbapi.Error:
+        conn.exec_driver_sql(statement)
 
 
 def _deliver(batch: list[Job]) -> None:
