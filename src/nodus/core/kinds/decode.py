@@ -25,7 +25,8 @@ def decode(model: type[Model], value: Any, prefix: str = "spec") -> tuple[Model 
         The model and no causes, or None and one cause for every mistake, in the order of the fields.
     """
     try:
-        return model.model_validate(value), []
+        # Only the wire's names count: a snake_case key is a mistake there, not another spelling.
+        return model.model_validate(value, by_alias=True, by_name=False), []
     except ValidationError as error:
         return None, [_cause(model, detail, prefix) for detail in error.errors(include_url=False)]
 
@@ -39,14 +40,21 @@ def _cause(model: type[Model], detail: ErrorDetails, prefix: str) -> Cause:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     kind = detail["type"]
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(parts[-1]), _siblings(model, parts[:-1]), n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = _near(str(parts[-1]), _siblings(model, parts[:-1]))
+        hint = f"; did you mean {near!r}?" if near else ""
         return Cause(path, "FieldValueNotSupported", f"unknown field{hint}")
     if kind == "missing":
         return Cause(path, "FieldValueRequired", "required and missing")
     message = detail["msg"].removeprefix("Value error, ")
     shown = repr(detail.get("input"))
     return Cause(path, "FieldValueInvalid", f"{message} (got {shown if len(shown) <= 80 else shown[:77] + '...'})")
+
+
+def _near(word: str, known: list[str]) -> str | None:
+    """Return the known name most like ``word``; case and underscores don't count."""
+    plain = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.replace("_", "").lower(), plain, n=1, cutoff=0.6)
+    return plain[found[0]] if found else None
 
 
 def _siblings(model: type[Model], parts: list[Any]) -> list[str]:

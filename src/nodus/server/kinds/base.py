@@ -155,44 +155,50 @@ def decode_all(kind: Kind, spec: Any, causes: list[Cause]) -> tuple[Model | None
     if model is not None:
         return model, copy.deepcopy(spec)
     pruned = copy.deepcopy(spec) if isinstance(spec, dict) else {}
-    for _ in range(4):
-        if any(cause.reason == "FieldValueRequired" for cause in found):
-            return None, pruned
+    for _ in range(_PRUNE_ROUNDS):
         for cause in found:
-            _remove(pruned, cause.field)
+            path = _parts(cause.field)
+            # What lacks something goes as a whole; the spec itself can't.
+            path = path[:-1] if cause.reason == "FieldValueRequired" else path
+            if not path:
+                return None, pruned
+            _remove(pruned, path)
         model, found = decode(kind.spec_model, pruned)
         if model is not None:
             return model, pruned
     return None, pruned
 
 
-def _remove(spec: dict[str, Any], path: str) -> None:
-    """Delete the value at ``spec.a.b[0]``; inside lists, the item."""
-    parts: list[str | int] = []
+_PRUNE_ROUNDS = 6
+
+
+def _parts(path: str) -> list[str | int]:
+    """The parts of ``spec.a.b[0].c`` below ``spec``."""
+    found: list[str | int] = []
     for word in path.split(".")[1:]:
         name, *indexes = word.split("[")
-        parts.append(name)
-        parts.extend(int(index[:-1]) for index in indexes if index[:-1].isdigit())
+        found.append(name)
+        found.extend(int(index[:-1]) for index in indexes if index[:-1].isdigit())
+    return found
+
+
+def _remove(spec: dict[str, Any], path: list[str | int]) -> None:
+    """Delete the value at a path. An item takes its list along: the other items must keep their numbers."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
     holder: Any = spec
-    for part in parts[:-1]:
+    for part in path[:-1]:
         try:
             inner = holder[part]
         except (KeyError, IndexError, TypeError):
-            break
+            return
         if not isinstance(inner, dict | list):
-            _pop(holder, part)
+            # A shorthand that stands for an object: the mistake is in the whole of it.
+            holder.pop(part, None) if isinstance(holder, dict) else None
             return
         holder = inner
-    else:
-        if parts:
-            _pop(holder, parts[-1])
-
-
-def _pop(holder: Any, part: str | int) -> None:
-    try:
-        del holder[part]
-    except (KeyError, IndexError, TypeError):
-        return
+    if isinstance(holder, dict) and path:
+        holder.pop(path[-1], None)
 
 
 def check_immutable(kind: Kind, old_spec: Mapping[str, Any], new_spec: Mapping[str, Any]) -> None:
