@@ -85,7 +85,7 @@ def _upsert(conn: Connection, document: dict[str, Any]) -> str | None:
     annotations = document["metadata"].get("annotations", {})
     old = objects.find(conn, kind, CATALOG_PROJECT, name)
     if old is None:
-        status = _status(kind, {"phase": _FIRST_PHASE.get(kind.name, "Ready")}, spec)
+        status = _status(kind, name, {"phase": _FIRST_PHASE.get(kind.name, "Ready")}, spec)
         obj = objects.create(
             conn, kind, CATALOG_PROJECT, name, spec, labels=labels, annotations=annotations, status=status
         )
@@ -93,14 +93,18 @@ def _upsert(conn: Connection, document: dict[str, Any]) -> str | None:
         obj = old
         if not same_spec(kind, old.spec, spec) or old.labels != labels:
             obj = objects.update(conn, old, spec=spec, labels=labels, annotations=annotations)
-        obj = objects.update_status(conn, obj.uid, _status(kind, obj.status, spec))
+        obj = objects.update_status(conn, obj.uid, _status(kind, name, obj.status, spec))
     if kind.name == "Environment":
         _keep_version(conn, obj)
     return f"{kind.singular}/{name}" if old is None or obj.resource_version != old.resource_version else None
 
 
-def _status(kind: Kind, status: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """The status of a runtime says which trainer it is: the digest of the sources and the stack installed here."""
+def _status(kind: Kind, name: str, status: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """The status with what an object is in this installation: digests of a trainer and its stack, or of a grader."""
+    if kind.name == "Environment":
+        from nodus.server.grading.environments import catalog_status  # late: the grader's sources are read
+
+        return {**status, **catalog_status(name, spec)}
     if kind.name != "TrainingRuntime":
         return status
     from nodus.server.compute.local import images  # late: computes digests of the installation

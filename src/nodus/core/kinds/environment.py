@@ -193,6 +193,8 @@ class EnvironmentStatus(Model):
     """Image it was built into."""
     splits: SplitCounts | None = None
     """Sizes found."""
+    checked: str | None = None
+    """Digest of the spec's fields that the last check was about."""
     conditions: list[Condition] = Field(default_factory=list)
     """Observed conditions (Verified)."""
 

@@ -67,6 +67,14 @@ class ResolvedEnvironment:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
 
 
+def catalog_status(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status of an environment of the catalog: Ready, with its digest and the sizes that it declares."""
+    library = EnvironmentLibrary(Path(), lambda blob: Path(blob))
+    declared = spec.get("splits") or {}
+    splits = {split: int((declared.get(split) or {}).get("size", 0)) for split in ("train", "test")}
+    return {"phase": "Ready", "digest": library.resolve(name, spec).digest, "splits": splits}
+
+
 class EnvironmentLibrary:
     """Resolves Environments and keeps their unpacked bundles.
 

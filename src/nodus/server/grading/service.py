@@ -101,6 +101,14 @@ class GradingService:
             self._isolation = await asyncio.to_thread(self._check)
         return self._isolation
 
+    async def problem(self) -> str | None:
+        """Return why untrusted code cannot be run here, with the fix; None when it can, or was allowed without."""
+        isolation = await self.isolation()
+        if isolation.ok or self._allow_unsafe:
+            return None
+        fix = f"; to fix it: {isolation.fix}" if isolation.fix else ""
+        return f"this machine cannot isolate untrusted code: {'; '.join(isolation.problems)}{fix}"
+
     async def tasks(self, environment: ResolvedEnvironment, split: str, seed: int) -> Manifest:
         """Return a split's tasks in a seed's order: what was kept, else what the environment lists now.
 
@@ -207,12 +215,9 @@ class GradingService:
         Raises:
             SandboxError: When it cannot; the message says what to do.
         """
-        isolation = await self.isolation()
-        unsafe = not isolation.ok and self._allow_unsafe
-        if not isolation.ok and not unsafe:
-            problems = "; ".join(isolation.problems)
-            fix = f"; to fix it: {isolation.fix}" if isolation.fix else ""
-            raise SandboxError(f"this machine cannot isolate untrusted code: {problems}{fix}")
+        if (problem := await self.problem()) is not None:
+            raise SandboxError(problem)
+        unsafe = not (await self.isolation()).ok
         if self._launcher is None:
             if unsafe:
                 log.warning("grading without isolation (--allow-unsafe-sandbox)")

@@ -1,0 +1,150 @@
+"""Environments: the build of a version, which is a check that it lists and grades.
+
+::
+
+    Pending --self-check in sandboxes--> Ready
+       |  ^ (no sandbox can be started here: again later)
+       +--+--> Failed (the step and the traceback are in the message)
+
+A new version, or a change of what is checked, makes it Pending again. The catalog's environments were checked before
+they were shipped: they become Ready at once, with the sizes they declare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from nodus.core.clock import rfc3339
+from nodus.core.digests import digest_of
+from nodus.core.errors import NodusError
+from nodus.core.kinds import ENVIRONMENT
+from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, BaseController, EventNote, Outcome
+from nodus.server.grading.environments import catalog_status
+from nodus.server.grading.selfcheck import SelfCheckFailed, check
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.grading import GradingService
+    from nodus.server.store.objects import Object
+
+POLL_INTERVAL_S = 0.25
+NO_SANDBOX_PAUSE_S = 30.0
+_CHECKED_FIELDS = ("version", "package", "graders", "requirements", "sandbox")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a decision about an Environment needs."""
+
+    obj: Object
+    result: ActionResult | None = None
+
+
+class EnvironmentController(BaseController):
+    """Builds Environments.
+
+    Args:
+        grading: Runs them.
+    """
+
+    kind = ENVIRONMENT
+
+    def __init__(self, grading: GradingService) -> None:
+        self._grading = grading
+        self._checks: dict[str, asyncio.Task[dict[str, Any]]] = {}
+
+    def eligible(self, obj: Object) -> bool:
+        """Tell whether what is there now has not been checked yet."""
+        done = obj.status.get("phase") in ("Ready", "Failed")
+        return not done or obj.status.get("checked") != fingerprint(obj.spec)
+
+    def load(self, conn: Connection, obj: Object) -> Context:
+        """Everything that matters is in the object."""
+        return Context(obj)
+
+    def decide(self, ctx: Context, now: datetime) -> Outcome:
+        """Take the next step; see the diagram of the module."""
+        obj, result = ctx.obj, ctx.result
+        if obj.deleted_at is not None:
+            return NOTHING
+        checked = fingerprint(obj.spec)
+        if obj.spec["package"].get("catalog"):
+            return Outcome(status={**catalog_status(obj.name, obj.spec), "checked": checked})
+        key = f"{obj.uid}/{checked}"
+        if result is None or result.key != key:
+            pending = {"phase": "Pending", "message": "checking that it lists and grades"}
+            return Outcome(status=pending, action=Action("check", key))
+        if result.error is not None:
+            return _failed(result, checked, now)
+        if "splits" in result.value:
+            return _ready(result, checked, now)
+        if "waiting" in result.value:
+            waiting = {"phase": "Pending", "reason": "NoSandbox", "message": str(result.value["waiting"])}
+            return Outcome(status=waiting, requeue_after_s=NO_SANDBOX_PAUSE_S)
+        return Outcome(requeue_after_s=POLL_INTERVAL_S)
+
+    async def act(self, ctx: Context, action: Action) -> ActionResult:
+        """Start the check, or look whether it has ended; checking again after a crash does no harm."""
+        isolation = await self._grading.problem()
+        if isolation is not None:
+            return ActionResult(action.key, action.name, {"waiting": isolation})
+        task = self._checks.get(action.key)
+        if task is None:
+            task = asyncio.create_task(self._check(ctx.obj), name=f"check {ctx.obj.name}")
+            self._checks[action.key] = task
+        await asyncio.wait([task], timeout=POLL_INTERVAL_S)
+        if not task.done():
+            return ActionResult(action.key, action.name)
+        self._checks.pop(action.key, None)
+        try:
+            return ActionResult(action.key, action.name, task.result())
+        except NodusError as error:
+            return ActionResult(action.key, action.name, {"reason": error.reason}, error.message)
+
+    async def gone(self, uid: str) -> None:
+        """Stop the check of an Environment that was deleted."""
+        for key in [key for key in self._checks if key.startswith(f"{uid}/")]:
+            self._checks.pop(key).cancel()
+
+    async def _check(self, obj: Object) -> dict[str, Any]:
+        found = await check(self._grading, obj.name, obj.spec, f"check-{obj.uid}")
+        return {"digest": found.digest, "splits": dict(found.splits)}
+
+
+def fingerprint(spec: Mapping[str, Any]) -> str:
+    """Return the digest of the fields that the check is about."""
+    return digest_of({name: spec.get(name) or None for name in _CHECKED_FIELDS})
+
+
+def _ready(result: ActionResult, checked: str, now: datetime) -> Outcome:
+    value = result.value
+    verified = {
+        "type": "Verified",
+        "status": "True",
+        "reason": "SelfChecked",
+        "message": "listed the same tasks twice; graded an answer and an empty reply",
+        "lastTransitionTime": rfc3339(now),
+    }
+    status = {"phase": "Ready", "digest": value["digest"], "splits": value["splits"], "conditions": [verified]}
+    sizes = ", ".join(f"{count} {split}" for split, count in value["splits"].items())
+    return Outcome(
+        status={**status, "checked": checked}, events=(EventNote("Normal", "Verified", f"lists {sizes} tasks"),)
+    )
+
+
+def _failed(result: ActionResult, checked: str, now: datetime) -> Outcome:
+    reason, message = str(result.value.get("reason") or SelfCheckFailed.reason), str(result.error)
+    verified = {
+        "type": "Verified",
+        "status": "False",
+        "reason": reason,
+        "message": message.splitlines()[0],
+        "lastTransitionTime": rfc3339(now),
+    }
+    status = {"phase": "Failed", "reason": reason, "message": message, "conditions": [verified], "checked": checked}
+    return Outcome(status=status, events=(EventNote("Warning", reason, message.splitlines()[0]),))

@@ -1,0 +1,131 @@
+"""The build's self-check: can this environment be trusted to list and grade?
+
+Run once for each version before the Environment becomes Ready, in sandboxes without network, like every run after it:
+the tasks are listed in two processes and must be equal; one answer and an empty reply are graded and must not raise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodus.core.errors import EnvironmentTasksFailed, NodusError
+from nodus.server.grading.environments import ResolvedEnvironment
+from nodus.server.grading.manifests import Manifest, Task
+from nodus.server.grading.service import GradingService
+from nodus.server.grading.verdicts import Completion
+
+SPLITS = ("train", "test")
+_SEED = 0
+_TRACE_CHARS = 3000
+
+
+class SelfCheckFailed(NodusError):
+    """A step of the check failed.
+
+    Args:
+        step: ``unpack``, ``tasks`` or ``grade``.
+        message: What went wrong.
+        trace: The environment's traceback.
+    """
+
+    reason, status = "EnvironmentBuildFailed", 422
+
+    def __init__(self, step: str, message: str, trace: str = "") -> None:
+        super().__init__(f"step {step!r} failed: {message}" + (f"\n{trace.rstrip()[-_TRACE_CHARS:]}" if trace else ""))
+        self.step = step
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the check found.
+
+    Attributes:
+        digest: The environment's digest.
+        splits: Split to number of tasks.
+    """
+
+    digest: str
+    splits: Mapping[str, int]
+
+
+async def check(service: GradingService, name: str, spec: Mapping[str, Any], pool_key: str) -> Checked:
+    """Check an Environment.
+
+    Args:
+        service: Runs it.
+        name: The object's name.
+        spec: Its spec, in wire form.
+        pool_key: Whose graders to use; released at the end.
+
+    Raises:
+        SelfCheckFailed: With the step that failed and the environment's traceback.
+    """
+    try:
+        environment = await service.resolve(name, spec)
+    except NodusError as error:
+        raise SelfCheckFailed("unpack", f"{error.message}{'; ' + error.fix if error.fix else ''}") from error
+    try:
+        splits = {split: await _list_twice(service, environment, split) for split in SPLITS}
+        if not any(manifest.tasks for manifest in splits.values()):
+            raise SelfCheckFailed("tasks", "tasks('train') and tasks('test') are both empty")
+        await _grade_two(service, environment, splits, pool_key)
+    finally:
+        await service.release(pool_key)
+    return Checked(environment.digest, {split: len(manifest.tasks) for split, manifest in splits.items()})
+
+
+async def _list_twice(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:
+    first = await _list(service, environment, split)
+    second = await _list(service, environment, split)
+    if len(first.tasks) != len(second.tasks):
+        raise SelfCheckFailed(
+            "tasks",
+            f"tasks({split!r}) listed {len(first.tasks)} tasks in one process and {len(second.tasks)} in another; "
+            "the same version must always list the same tasks",
+        )
+    for position, (one, other) in enumerate(zip(first.tasks, second.tasks, strict=True)):
+        if one.public() != other.public():
+            raise SelfCheckFailed(
+                "tasks",
+                f"tasks({split!r}) differ between two processes, first at position {position} of the shuffled list: "
+                f"{_short(one.prompt)} and {_short(other.prompt)}; seed whatever is random in it",
+            )
+    return first
+
+
+async def _list(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:
+    try:
+        try:
+            return await service.list_tasks(environment, split, _SEED, answers=True)
+        except EnvironmentTasksFailed as error:
+            if "is not JSON" not in error.message or environment.exact_match is not None:
+                raise
+            # answers may be any Python object where a program grades: they never leave the grader
+            return await service.list_tasks(environment, split, _SEED, answers=False)
+    except EnvironmentTasksFailed as error:
+        raise SelfCheckFailed("tasks", error.message, str(error.details.get("traceback", ""))) from error
+
+
+async def _grade_two(
+    service: GradingService, environment: ResolvedEnvironment, splits: Mapping[str, Manifest], pool_key: str
+) -> None:
+    manifest = next(splits[split] for split in ("test", "train") if splits[split].tasks)
+    task = manifest.tasks[0]
+    items = [Completion(task.task_id, 0, _as_reply(task)), Completion(task.task_id, 1, "")]
+    for item, verdict in zip(items, await service.grade(pool_key, environment, items, 1), strict=True):
+        if verdict.verdict == "InfrastructureFailure":
+            what = "its own answer" if item.sample == 0 else "an empty reply"
+            message = f"grading {what} to {_short(task.prompt)}: {verdict.reason}"
+            raise SelfCheckFailed("grade", message, str(verdict.evidence.get("traceback", "")))
+
+
+def _as_reply(task: Task) -> str:
+    return task.answer if isinstance(task.answer, str) else json.dumps(task.answer)
+
+
+def _short(prompt: object) -> str:
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    return repr(text if len(text) <= 80 else text[:77] + "...")
