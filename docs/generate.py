@@ -6,10 +6,13 @@ below docs/reference whose first line says that it is generated is never edited 
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
@@ -21,6 +24,8 @@ from nodus.core.kinds.describe import all_models, field_descriptions
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Generated from the code by docs/generate.py; edits here are lost. -->\n"
+QUOTED_ANNOTATION = r": '([^']*)'"
+PUBLIC_MODULES = ("nodus", "nodus.recipes.rl")
 
 
 def pages() -> dict[str, str]:
@@ -30,6 +35,7 @@ def pages() -> dict[str, str]:
     found["docs/reference/errors.md"] = errors_page()
     found["docs/reference/cli.md"] = cli_page()
     found["docs/reference/config.md"] = config_page()
+    found["docs/reference/python.md"] = python_page()
     found.update(runtime_pages())
     return found
 
@@ -169,6 +175,70 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
             inner = command.get_command(context, name)
             if inner is not None and not inner.hidden:
                 yield from _commands(inner, f"{path} {name}")
+
+
+# ------------------------------------------------------------------------------------------------------------ python
+
+
+def python_page() -> str:
+    """The public names of the SDK with their signatures."""
+    lines = [
+        NOTE,
+        "# Python\n",
+        "The public names. A call marked `.aio` blocks, and has a twin that is awaited (or iterated with `async for`)",
+        "inside an event loop: `await run.wait.aio()`.\n",
+    ]
+    for module in PUBLIC_MODULES:
+        imported = importlib.import_module(module)
+        lines.append(f"## {module}\n")
+        for name in _public_names(imported):
+            thing = getattr(imported, name)
+            if not isinstance(thing, ModuleType | str):
+                lines += _described(f"{module}.{name}", thing)
+    return "\n".join(lines)
+
+
+def _public_names(module: ModuleType) -> list[str]:
+    """A module's `__all__`; without one the calls and classes it defines itself."""
+    own = [
+        name
+        for name, thing in vars(module).items()
+        if callable(thing) and not name.startswith("_") and _home(thing) == module.__name__
+    ]
+    return list(getattr(module, "__all__", own))
+
+
+def _home(thing: object) -> str:
+    return str(getattr(inspect.unwrap(thing), "__module__", ""))  # type: ignore[arg-type]
+
+
+def _described(path: str, thing: object) -> Iterator[str]:
+    if not isinstance(thing, type):
+        yield f"### {path}\n\n{_call(path.rpartition('.')[2], thing)}\n\n{_first_line(thing)}\n"
+        return
+    yield f"### {path}\n\n{_first_line(thing)}\n"
+    members = {name: member for cls in reversed(thing.__mro__) for name, member in vars(cls).items()}
+    rows = []
+    for name, member in members.items():
+        if not name.startswith("_") and member.__doc__ and not isinstance(member, str | int | float | tuple):
+            shown = f"`{name}`" if isinstance(member, property) else _call(name, member)
+            rows.append((shown, _first_line(member)))
+    if rows:
+        yield from _table(("Member", "What it is"), rows)
+        yield ""
+
+
+def _call(name: str, thing: object) -> str:
+    """A call's signature without self, and whether it has an awaitable twin."""
+    function = inspect.unwrap(getattr(thing, "__func__", thing))  # type: ignore[arg-type]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return f"`{name}`"
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name not in ("self", "cls")]
+    twin = " `.aio`" if hasattr(thing, "__wrapped__") else ""
+    shown = str(signature.replace(parameters=kept, return_annotation=inspect.Signature.empty))
+    return f"`{name}{re.sub(QUOTED_ANNOTATION, r': \1', shown)}`{twin}"
 
 
 # ---------------------------------------------------------------------------------------------------------- settings
