@@ -238,7 +238,8 @@ def _call(name: str, thing: object) -> str:
     kept = [parameter for parameter in signature.parameters.values() if parameter.name not in ("self", "cls")]
     twin = " `.aio`" if hasattr(thing, "__wrapped__") else ""
     shown = str(signature.replace(parameters=kept, return_annotation=inspect.Signature.empty))
-    return f"`{name}{re.sub(QUOTED_ANNOTATION, r': \1', shown)}`{twin}"
+    unquoted = re.sub(QUOTED_ANNOTATION, r": \1", shown)
+    return f"`{name}{unquoted}`{twin}"
 
 
 # ---------------------------------------------------------------------------------------------------------- settings
