@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -20,17 +19,14 @@ from nodus.server.services import Services
 from nodus.server.settings import Settings
 from nodus.server.signing import Signer
 from nodus.server.store import Store, objects
+from nodus.server.store.housekeeping import keep_house
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-log = logging.getLogger(__name__)
-
 KEY_FILE = "keys.json"
 PROJECTS = ("default", "nodus")
 ADMIN_USER = "usr_admin"
-_PRUNE_INTERVAL_S = 60.0
-_PRUNE_BATCHES = 100
 
 
 def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) -> tuple[Services, str | None]:
@@ -59,6 +55,7 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         sync=not settings.insecure_no_sync,
     )  # fmt: skip
     try:
+        store.blobs.sweep()
         services = Services(settings=settings, store=store, clock=clock, signer=signer, metrics=Metrics())
         parts.build(services)
         store.write_sync(ensure_projects)
@@ -98,25 +95,10 @@ def issue_admin_key(conn: Connection, services: Services) -> str:
 @contextlib.asynccontextmanager
 async def background(services: Services) -> AsyncIterator[None]:
     """Run what works behind the API until the block ends; then stop it in order."""
-    pruning = asyncio.create_task(_prune_forever(services), name="prune")
+    pruning = asyncio.create_task(keep_house(services.store), name="prune")
     try:
         async with parts.running(services):
             yield
     finally:
         pruning.cancel()
         await asyncio.gather(pruning, return_exceptions=True)
-
-
-async def _prune_forever(services: Services) -> None:
-    """Drop what is kept for a time only, in small transactions that hold nobody up."""
-    from nodus.server.store import changes, events, idempotency
-
-    while True:
-        for prune in (changes.prune, idempotency.prune, events.prune):
-            try:
-                for _ in range(_PRUNE_BATCHES):
-                    if not await services.store.write(prune):
-                        break
-            except Exception:
-                log.exception("pruning failed")
-        await asyncio.sleep(_PRUNE_INTERVAL_S)

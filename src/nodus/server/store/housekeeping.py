@@ -30,6 +30,9 @@ async def keep_house(store: Store, *, every_s: float = EVERY_S) -> None:
         except NodusError as error:
             # A full or unreachable database is reported by whoever needs it; pruning simply comes again.
             log.warning("old rows could not be pruned: %s", error.message)
+        except Exception:
+            # A fault in one round must not end pruning for as long as the server runs.
+            log.exception("old rows could not be pruned")
         await asyncio.sleep(every_s)
 
 
