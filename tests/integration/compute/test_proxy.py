@@ -218,7 +218,8 @@ def test_command_in_a_sandbox_reaches_the_server_by_its_socket_alone(members: Me
         "c = http.client.HTTPConnection('nodus'); c.sock = socket.socket(socket.AF_UNIX)\n"
         "c.sock.connect('/run/nodus/api.sock'); c.request('POST', '/self', b'hi')\n"
         "print(c.getresponse().read().decode())\n"
-        "try:\n    socket.create_connection(('127.0.0.1', %d), 2)\n    print('reached')\nexcept OSError:\n    print('refused')\n"
+        "try:\n    socket.create_connection(('127.0.0.1', %d), 2)\n    print('reached')\n"
+        "except OSError:\n    print('refused')\n"
     )
     port = json.loads((members.data_dir / "server.json").read_text())["url"].rsplit(":", 1)[1]
     state = members.run("python", "-c", script % int(port))

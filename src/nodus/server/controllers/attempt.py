@@ -233,8 +233,8 @@ def _decide_absent(ctx: Context, now: datetime) -> Outcome:
         ahead = ctx.line.index(obj.uid)
         message = f"waiting for {ahead} older run{'s' if ahead != 1 else ''} to start"
         status = {**_base(ctx), "phase": "Pending", "reason": "Queued", "message": message}
-        # The one before wakes it when it starts; this is for when that gets lost.
-        return Outcome(status=status, requeue_after_s=5 * QUEUE_INTERVAL_S)
+        # The one before wakes it when it starts; looking again is for when that one can't or won't start.
+        return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S * min(10, ahead))
     status = obj.status if obj.status.get("phase") else {**_base(ctx), "phase": "Pending"}
     return Outcome(status=status, action=Action("start", obj.uid))
 
