@@ -12,6 +12,7 @@ from nodus.server.controllers.attempt import AttemptController
 from nodus.server.controllers.job import JobController
 from nodus.server.controllers.runtime import Action, ActionResult
 from nodus.server.store import Object, leases, objects
+from nodus.testing.eventually import eventually
 
 from .conftest import NODE, World
 
@@ -56,7 +57,8 @@ async def test_pass_with_a_stale_token_writes_nothing_and_says_so_once(
     # The lease is taken, and runs out in the database while this server's clock stands still.
     await world.settle(manager)
     obj = job if kind is JOB else world.attempts(job)[0]
-    assert world.store.write_sync(leases.acquire, f"{kind.name}/{obj.uid}", "another-server", 60.0)
+    lease = f"{kind.name}/{obj.uid}"
+    assert eventually(lambda: world.store.write_sync(leases.acquire, lease, "another-server", 60.0))
     before = world.get(obj)
     world.set_spec(before, state="Suspended" if kind is JOB else "Stopped")
     changed = world.get(obj)

@@ -78,9 +78,12 @@ def test_member_of_a_training_job(make_object: Make) -> None:
         "args": ["--x"],
         "resources": {"cpu": 2, "memory": "4Gi"},
         "inputs": [{"name": "params", "path": "/nodus/inputs/params/params.json", "blob": "sha256:" + "a" * 64}],
-        "volumes": [{"volume": "model", "mountPath": "/nodus/inputs/model", "readOnly": True}, {"volume": "d", "mountPath": "/d"}],
+        "volumes": [
+            {"volume": "model", "mountPath": "/nodus/inputs/model", "readOnly": True},
+            {"volume": "d", "mountPath": "/d"},
+        ],
         "source": {"blob": "sha256:" + "b" * 64},
-    }  # fmt: skip
+    }
     job = make_object("Job", "run", spec=spec, labels={"nodus.dev/trainingjob": "run"})
     attempt = make_object("Attempt", "run-2", spec={"job": "run", "epoch": 2})
     made = memberspec.build(job, attempt, Resolved({}, ["/v/model", "/v/d"], "/jobs/1/state", "tok"), 60.0)

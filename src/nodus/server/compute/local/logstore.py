@@ -143,6 +143,8 @@ def size(directory: Path) -> int:
 def tail_offset(directory: Path, lines: int) -> int:
     """Return the offset at which the last ``lines`` lines begin (or what is left of them)."""
     end = offset = size(directory)
+    if lines <= 0:
+        return end
     missing = lines
     for start in reversed(_starts(directory)):
         try:
@@ -157,7 +159,7 @@ def tail_offset(directory: Path, lines: int) -> int:
                 return start + cut + 1
             stop = cut
         offset = start
-    return offset if lines > 0 else end
+    return offset
 
 
 def since_offset(directory: Path, since_ns: int) -> int:
