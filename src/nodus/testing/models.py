@@ -58,7 +58,7 @@ def tiny_llama(
     return directory
 
 
-def character_tokenizer(*, chat: bool = True, vocabulary: str | None = None):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def character_tokenizer(*, chat: bool = True, vocabulary: str | None = None):  # type: ignore[no-untyped-def]
     """A tokenizer with one token a character, ``<end>`` to end a reply and, with ``chat``, a chat template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Start the trainer as a Job would, without a server: directories, params.json, environment variables, a fake socket."""
+"""Start the trainer as a Job would, without a server: directories, params.json, environment variables, fake socket."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The trainer's client of the attempt API: tasks, gradings and task events over the attempt's unix socket.
 
-The supervisor behind the socket adds the attempt's token and holds requests while the server is away. Every POST carries
-an Idempotency-Key that follows from what it says, so that a re-send after a lost answer changes nothing. Loads no torch.
+The supervisor behind the socket adds the attempt's token and holds requests while the server is away. Every POST
+carries an Idempotency-Key that follows from what it says, so that a re-send after a lost answer changes nothing. Loads
+no torch.
 """
 
 from __future__ import annotations

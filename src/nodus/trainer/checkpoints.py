@@ -65,7 +65,7 @@ class State:
         if differing:
             raise StateMismatch(
                 "the state directory belongs to another run; " + "; ".join(differing),
-                fix="start a new TrainingJob, or restore the configuration, runtime, model and environment it began with",
+                fix="start a new TrainingJob, or restore the configuration, runtime, model and environment it had",
             )
 
     def _clear(self) -> None:

@@ -103,7 +103,7 @@ class Evaluator:
             pad_id=self._tokenizer.pad_token_id,
             sampling=GREEDY,
         )
-        return self._tokenizer.batch_decode(completions, skip_special_tokens=True)
+        return self._tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
 
 
 def _row(text: str, verdict: Verdict) -> dict[str, Any]:

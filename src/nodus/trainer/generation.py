@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,10 +41,28 @@ class Sampling:
             cut_BV = before_BV >= self.top_p
             cut_BV[:, 0] = False  # the most likely token stays, whatever the mass asked for
             scores_BV = scores_BV.masked_fill(cut_BV.scatter(1, order_BV, cut_BV), -torch.inf)
-        return torch.multinomial(scores_BV.softmax(dim=-1), 1).squeeze(1)
+        # One uniform number a row, looked up in the distribution: torch.multinomial draws one a vocabulary entry.
+        mass_BV = scores_BV.softmax(dim=-1).double().cumsum(dim=-1)
+        drawn_B1 = torch.rand(len(mass_BV), 1, dtype=torch.double, device=mass_BV.device) * mass_BV[:, -1:]
+        return torch.searchsorted(mass_BV, drawn_B1, right=True).squeeze(1).clamp(max=mass_BV.size(1) - 1)
+
+    def log_probs(self, logits_BV: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:
+        """Log-probability of every chosen token, (B,), at this temperature and before filtering, as in the loss."""
+        scores_BV = logits_BV.float() / (self.temperature or 1.0)
+        return scores_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1) - scores_BV.logsumexp(dim=-1)
 
 
 GREEDY = Sampling(temperature=0)
+
+
+@dataclass(slots=True)
+class Completion:
+    """One completion while it is written and after."""
+
+    tokens: list[int] = field(default_factory=list)
+    """Token ids; the last is a stop token unless the length ran out."""
+    log_probs: list[float] = field(default_factory=list)
+    """The policy's log-probability of each, same length."""
 
 
 @torch.no_grad()
@@ -57,7 +75,7 @@ def generate(
     stop_ids: Sequence[int],
     pad_id: int,
     sampling: Sampling,
-) -> list[list[int]]:
+) -> list[Completion]:
     """Complete every prompt ``copies`` times.
 
     The model is put into eval mode for the time of the call: adapter dropout is no part of the policy.
@@ -90,7 +108,7 @@ def _decode(
     stop_ids: frozenset[int],
     pad_id: int,
     sampling: Sampling,
-) -> list[list[int]]:
+) -> list[Completion]:
     device = next(model.parameters()).device
     ids_UP, mask_UP = left_pad(prompts, pad_id, device)
     positions_UP = (mask_UP.cumsum(dim=1) - 1).clamp(min=0)
@@ -103,14 +121,15 @@ def _decode(
     mask_BT = mask_UP.repeat_interleave(copies, dim=0)
     next_B = mask_BT.sum(dim=1)
 
-    completions: list[list[int]] = [[] for _ in range(len(prompts) * copies)]
+    completions = [Completion() for _ in range(len(prompts) * copies)]
     rows = list(range(len(completions)))  # which completion each row in flight writes; -1 for a finished one
     for length in range(1, max_new_tokens + 1):
-        # A finished row that is still in the batch draws too: what a row draws then never depends on when others end.
         tokens_B = sampling.choose(logits_BV)
-        for position, token in enumerate(tokens_B.tolist()):
+        drawn = zip(tokens_B.tolist(), sampling.log_probs(logits_BV, tokens_B).tolist(), strict=True)
+        for position, (token, log_prob) in enumerate(drawn):
             if rows[position] >= 0:
-                completions[rows[position]].append(token)
+                completions[rows[position]].tokens.append(token)
+                completions[rows[position]].log_probs.append(log_prob)
                 if token in stop_ids:
                     rows[position] = -1
         running = [i for i, row in enumerate(rows) if row >= 0]

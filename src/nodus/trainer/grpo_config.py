@@ -1,7 +1,7 @@
 """How the declared parameters become TRL, PEFT and transformers arguments, and which of them this machine refuses.
 
-Pure functions of the parameters and the device; torch is not imported. The trainer refuses here, by field path and before
-a model is loaded, what would otherwise fail or be ignored somewhere inside a library.
+Pure functions of the parameters and the device; torch is not imported. The trainer refuses here, by field path and
+before a model is loaded, what would otherwise fail or be ignored somewhere inside a library.
 """
 
 from __future__ import annotations

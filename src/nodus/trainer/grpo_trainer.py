@@ -23,7 +23,7 @@ from trl.trainer.utils import split_tensor_dict
 from nodus.trainer.generation import Sampling, generate
 from nodus.trainer.scoring import add_scoring, pack, score, supports_packing
 
-_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampling_per_token_logps")
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class EpochSampler(Sampler[int]):
     """TRL's RepeatSampler with an order that follows from seed and epoch alone.
 
     TRL draws each epoch's permutation from one generator, which a resumed process starts anew: it would see the first
-    epoch's order in every epoch it resumes in. The permutations here are the same ones, drawn up to the epoch asked for.
+    epoch's order in every epoch it resumes in. The permutations here are TRL's, drawn up to the epoch asked for.
 
     Args:
         num_tasks: Length of the data set.
@@ -102,6 +102,7 @@ class GroupTrainer(GRPOTrainer):
         self._prompt_ids = prompt_ids
         self._on_checkpoint = on_checkpoint
         self._unscored: torch.Tensor | None = None
+        self._sampled_in = -1
         self.figures = StepFigures()
         self.no_contrast_share: float | None = None
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
@@ -122,7 +123,7 @@ class GroupTrainer(GRPOTrainer):
 
     @property
     def at_generation_boundary(self) -> bool:
-        """Whether the completions sampled so far are used up, so that a resume starts by sampling, as an unbroken run."""
+        """Whether the completions sampled so far are used up: an unbroken run and a resumed one both sample next."""
         return self._step % (self.args.steps_per_generation * self.num_iterations) == 0
 
     # ---- sampling --------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ class GroupTrainer(GRPOTrainer):
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *rest: Any
-    ) -> tuple[list[list[int]], None]:
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
         # A process may hold part of a group: copies of a prompt are those that stand next to each other here.
@@ -152,7 +153,8 @@ class GroupTrainer(GRPOTrainer):
                 pad_id=self._tokenizer.pad_token_id,
                 sampling=Sampling(self.temperature, self.top_k, self.top_p),
             )
-        return completions, None
+        self._sampled_in = self.state.global_step
+        return [c.tokens for c in completions], [c.log_probs for c in completions]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
@@ -264,7 +266,10 @@ class GroupTrainer(GRPOTrainer):
         arguments = (ids, attention, mask.size(1), self.args.per_device_train_batch_size)
         training = self.model.training
         self.model.eval()
-        policy = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
+        policy = rows.get("sampling_per_token_logps")
+        if policy is None or self._sampled_in != self.state.global_step:
+            # The weights have moved since these were sampled, or the sampler kept no log-probabilities.
+            policy = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
         with self.accelerator.unwrap_model(self.model).disable_adapter():
             base = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
         self.model.train(training)
@@ -282,7 +287,8 @@ class GroupTrainer(GRPOTrainer):
             rows += len(part["prompt_ids"])
             if rows >= self.num_generations:
                 break
-        return {key: torch.cat([part[key] for part in parts])[: self.num_generations] for key in _ROWS}
+        keys = [key for key in _ROWS if key in parts[0]]
+        return {key: torch.cat([part[key] for part in parts])[: self.num_generations] for key in keys}
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -54,8 +54,8 @@ def load_tokenizer(model_dir: Path) -> Any:
 def load_model(model_dir: Path, values: Values, device: Device, *, training: bool) -> Any:
     """The causal language model in the run's precision and attention, on its device.
 
-    A frozen base (LoRA, evaluation) is kept in the precision that computes; weights that are trained themselves are kept
-    in fp32 and computed in a lower precision by autocast.
+    A frozen base (LoRA, evaluation) is kept in the precision that computes; weights that are trained themselves are
+    kept in fp32 and computed in a lower precision by autocast.
 
     Raises:
         BadRequest: When the directory holds no causal language model.

@@ -90,7 +90,7 @@ def write_results(
 
 
 def comparison(baseline: Scores, final: Scores, min_tasks: int) -> dict[str, Any]:
-    """The change in percentage points over the tasks that both evaluations scored; ``changePP`` is None below ``min_tasks``."""
+    """The change over the tasks that both evaluations scored, in percentage points; None below ``min_tasks`` tasks."""
     before = {row["taskId"]: row["outcome"] for row in baseline.rows if row["outcome"] != "Error"}
     after = {row["taskId"]: row["outcome"] for row in final.rows if row["outcome"] != "Error"}
     both = before.keys() & after.keys()

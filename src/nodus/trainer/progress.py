@@ -26,7 +26,7 @@ class Progress(TrainerCallback):
         attempt: Where events go; None in processes that report nothing.
         logging_steps: Steps between log lines.
         save_steps: Steps between checkpoints.
-        validate: Called with the step after every ``eval_steps``-th one; the last step's is left to the final evaluation.
+        validate: Called with the step after every ``eval_steps``-th one but the last, which has the final evaluation.
         eval_steps: Steps between validations; None for none.
     """
 

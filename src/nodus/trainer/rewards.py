@@ -11,8 +11,8 @@ from nodus.trainer.attempt import AttemptClient, Sample
 class SocketRewards:
     """A TRL reward function that has completions graded over the attempt socket.
 
-    A completion is named by its task and a sample number that is unique within the optimizer step it is sampled in, also
-    when a step samples more than once and when a batch is spread over several processes.
+    A completion is named by its task and a sample number that is unique within the optimizer step it is sampled in,
+    also when a step samples more than once and when a batch is spread over several processes.
 
     Args:
         attempt: Where completions are graded.

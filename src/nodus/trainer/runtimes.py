@@ -120,7 +120,7 @@ _HEADER = (
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
+    def ignore_aliases(self, data: Any) -> bool:
         """Repeat shared values instead of writing anchors, which readers of a catalog file stumble over."""
         return True
 
@@ -166,8 +166,8 @@ _NOTES = """\
   loss and the loss's normaliser. It is never a reward of 0.
 * Prompts that are one string become one user message of the model's chat template, with `enable_thinking: false` for
   the templates that know it.
-* Metrics are recorded every step; `loggingSteps` governs the log and trackers. With `beta` 0 the KL is measured with the
-  adapter off on as many completions as a group has, without gradient; its time is shown apart as `klSeconds`.
+* Metrics are recorded every step; `loggingSteps` governs the log and trackers. With `beta` 0 the KL is measured with
+  the adapter off on as many completions as a group has, without gradient; its time is shown apart as `klSeconds`.
 * Completions of one group share the computation of their prompt, in sampling and in the loss, on models whose layers
   all have full attention. The loss is TRL's; adapter dropout on the prompt's tokens is then drawn once a group.
   Groups without contrast and with `beta` 0 have a gradient of exactly zero and are not computed.
@@ -226,8 +226,8 @@ def reference_page() -> str:
         "",
         "## Outputs",
         "",
-        "`outputs` at `/nodus/outputs`: the adapter with its tokenizer under `adapter/` (`model/` for the method Full),",
-        "`results.json`, `provenance.json` and `manifest.json` with the sha256 of every file.",
+        "`outputs` at `/nodus/outputs`: the adapter with its tokenizer under `adapter/` (`model/` for the method",
+        "Full), `results.json`, `provenance.json` and `manifest.json` with the sha256 of every file.",
         "",
         "## Presets",
         "",

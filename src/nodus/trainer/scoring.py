@@ -1,12 +1,12 @@
 """Log-probabilities of completions, with the prompt that several of them share computed once.
 
-A group's completions differ only after their prompt. Laid out as one row, ``prompt | completion 1 | completion 2 | ...``,
-with an attention mask that lets a completion see the prompt and itself alone and with positions that restart after the
-prompt, the model computes for every completion exactly what it computes for it alone, at P + G*C tokens instead of
-G*(P + C). Only positions that predict a completion's token reach the LM head.
+A group's completions differ only after their prompt. Laid out as one row, ``prompt | completion 1 | completion 2 |
+...``, with an attention mask that lets a completion see the prompt and itself alone and with positions that restart
+after the prompt, the model computes for every completion exactly what it computes for it alone, at P + G*C tokens
+instead of G*(P + C). Only positions that predict a completion's token reach the LM head.
 
-Shapes: N completions (rows of a TRL batch), P prompt and C completion columns of that batch, R packed rows, L their length,
-S scored tokens.
+Shapes: N completions (rows of a TRL batch), P prompt and C completion columns of that batch, R packed rows, L their
+length, S scored tokens.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def supports_packing(model: Any) -> bool:
 
 
 def add_scoring(model: Any, temperature: float) -> None:
-    """Teach a causal language model's forward the keyword ``score``: ``(at_S, labels_S)`` -> log_probs and entropy, (S,).
+    """Teach a model's forward the keyword ``score``: ``(at_S, labels_S)`` to log_probs and entropy, each (S,).
 
     The call has to go through the model's own forward, so that adapters and distributed wrappers around it still act.
     Without the keyword the forward is unchanged.
