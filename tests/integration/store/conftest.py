@@ -39,7 +39,7 @@ def open_store(store_url: str, clock: FakeClock, tmp_path: Path) -> Iterator[Ope
     opened: list[Store] = []
 
     def open_() -> Store:
-        opened.append(Store.open(store_url, clock, data_dir=tmp_path))
+        opened.append(Store.open(store_url, clock, data_dir=tmp_path, sync=False))
         return opened[-1]
 
     yield open_

@@ -43,7 +43,11 @@ OpenStore = Callable[[], Store]
 
 
 def names(store: Store) -> list[str]:
-    return [obj.name for obj in store.read_sync(objects.list_, JOB, None).items]
+    return store.read_sync(names_in)
+
+
+def names_in(conn: Connection) -> list[str]:
+    return [obj.name for obj in objects.list_(conn, JOB, None).items]
 
 
 async def test_one_failure_in_a_group_undoes_only_itself(store: Store) -> None:
@@ -98,6 +102,20 @@ def test_a_transaction_cannot_wait_for_another(store: Store) -> None:
 
     with pytest.raises(AssertionError, match="must not wait"):
         store.write_sync(nested)
+
+
+async def test_whatever_a_function_raises_reaches_its_caller_and_the_store_goes_on(store: Store) -> None:
+    class Odd(BaseException):
+        pass
+
+    def odd(conn: Connection) -> None:
+        raise Odd
+
+    with pytest.raises(Odd):
+        await store.write(odd)
+    both = await asyncio.gather(store.write(odd), store.write(names_in), return_exceptions=True)
+    assert isinstance(both[0], Odd)
+    await store.write(objects.create, JOB, "default", "j", {})
 
 
 def test_a_wrong_statement_is_reported_as_it_is(store: Store) -> None:

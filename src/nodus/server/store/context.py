@@ -72,7 +72,11 @@ _NEXT = text("UPDATE sequences SET value = value + :count WHERE name = :name RET
 
 
 def lock_objects(conn: Connection) -> None:
-    """Hold off every other writer of objects until this transaction ends. SQLite has one writer anyway."""
+    """Hold off every other writer of objects until this transaction ends. SQLite has one writer anyway.
+
+    Whatever locks rows together with objects (leases, counters, idempotency keys) comes here first: with one order of
+    locks, transactions wait for each other but don't deadlock.
+    """
     ctx = context(conn)
     if ctx.locked:
         return

@@ -83,7 +83,8 @@ def _sqlite(url: URL, shared: Shared, *, sync: bool, read_only: bool) -> Engine:
         url,
         connect_args={"check_same_thread": False, "timeout": _BUSY_MS / 1000, "isolation_level": None},
         pool_size=READERS if read_only else 1,
-        max_overflow=0,
+        # Threads of the server read too, beside the store's own.
+        max_overflow=READERS if read_only else 0,
         pool_reset_on_return="rollback",
     )
     begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
@@ -117,7 +118,7 @@ def _postgresql(url: URL, shared: Shared, *, sync: bool, read_only: bool) -> Eng
             url,
             connect_args={"options": settings, "connect_timeout": 10, "application_name": "nodus"},
             pool_size=READERS if read_only else PG_WRITERS,
-            max_overflow=0,
+            max_overflow=READERS if read_only else 0,
             pool_pre_ping=True,
             # One snapshot for all statements of a read; writers look at what is committed after they got their locks.
             isolation_level="REPEATABLE READ" if read_only else "READ COMMITTED",

@@ -22,7 +22,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.core.errors import IdempotencyKeyReused, RequestInProgress
 from nodus.server.store.codec import dumps, loads
-from nodus.server.store.context import now_us, org_of
+from nodus.server.store.context import lock_objects, now_us, org_of
 from nodus.server.store.schema import idempotency
 
 RETAIN_S = 24 * 3600
@@ -68,6 +68,7 @@ def begin(conn: Connection, scope: str, key: str, request_hash: str, *, sealer: 
         IdempotencyKeyReused: the key belongs to another request.
         RequestInProgress: the first request with it still runs.
     """
+    lock_objects(conn)
     now, mine = now_us(conn), _names(conn, scope, key)
     stale = and_(_T.status.is_(None), _T.created_us <= now - ABANDONED_S * 1_000_000)
     conn.execute(delete(idempotency).where(_MINE, or_(_T.expires_us <= now, stale)), mine)

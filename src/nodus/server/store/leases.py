@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select, text
 
 from nodus.core.errors import StaleLease
-from nodus.server.store.context import db_now_us, org_of
+from nodus.server.store.context import db_now_us, lock_objects, org_of
 from nodus.server.store.schema import leases
 
 
@@ -31,6 +31,7 @@ def acquire(conn: Connection, key: str, owner: str, ttl_s: float) -> int | None:
         owner: who takes it; the same name after a restart gets it back at once, and the token before is stale.
         ttl_s: seconds until it expires unless renewed.
     """
+    lock_objects(conn)
     now = db_now_us(conn)
     # The time makes tokens grow even after a row was pruned.
     bigger = "GREATEST" if conn.dialect.name == "postgresql" else "MAX"
@@ -47,6 +48,7 @@ def acquire(conn: Connection, key: str, owner: str, ttl_s: float) -> int | None:
 
 def renew(conn: Connection, key: str, token: int, ttl_s: float) -> bool:
     """Let a lease last ``ttl_s`` from now; False when it was taken over. One that expired unnoticed is renewed."""
+    lock_objects(conn)
     statement = text(f"UPDATE leases SET expires_us = {db_now_us(conn)} + :ttl WHERE key = :key AND token = :token")
     found = conn.execute(statement, {"key": key, "token": token, "ttl": int(ttl_s * 1e6)})
     return found.rowcount == 1
@@ -58,6 +60,7 @@ def check(conn: Connection, key: str, token: int) -> None:
     Raises:
         StaleLease: somebody did, or it was released.
     """
+    lock_objects(conn)
     query = select(leases.c.token).where(leases.c.key == key).with_for_update(read=True)
     current = conn.execute(query).scalar()
     if current != token:
@@ -66,6 +69,7 @@ def check(conn: Connection, key: str, token: int) -> None:
 
 def release(conn: Connection, key: str, token: int) -> bool:
     """Give a lease back, so that others need not wait; its token is stale from then on. False when it was stale."""
+    lock_objects(conn)
     statement = text(
         "UPDATE leases SET expires_us = 0, owner = '', token = token + 1 WHERE key = :key AND token = :token"
     )

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from nodus.core.clock import rfc3339
 from nodus.core.errors import BadRequest, Conflict
 from nodus.server.store.codec import clean, dumps, from_us, loads
-from nodus.server.store.context import next_number, now_us, org_of
+from nodus.server.store.context import lock_objects, next_number, now_us, org_of
 from nodus.server.store.schema import task_events, verdicts
 
 _COUNTER = "taskevents"
@@ -68,6 +68,7 @@ def append(conn: Connection, trainingjob_uid: str, attempt: str, events: Sequenc
     """
     if not events:
         return 0
+    lock_objects(conn)
     last = next_number(conn, _COUNTER, len(events))
     statement = _insert(conn, task_events).on_conflict_do_nothing().returning(task_events.c.seq)
     now, org = now_us(conn), org_of(conn)
@@ -141,6 +142,7 @@ def record_verdicts(
     """
     if not items:
         return {}
+    lock_objects(conn)
     last = next_number(conn, _COUNTER, len(items))
     now, org = now_us(conn), org_of(conn)
     values = [

@@ -109,7 +109,11 @@ class GroupWriter:
                 if job is None:
                     return
                 batch, last = self._drain(job)
-                self._settle(slot, batch)
+                try:
+                    self._settle(slot, batch)
+                except BaseException as error:  # noqa: BLE001 - this thread must live on, and nobody wait for ever
+                    slot.drop()
+                    _fail(batch, error)
                 if last:
                     return
         finally:
@@ -138,16 +142,11 @@ class GroupWriter:
             except _BatchLost as lost:
                 slot.reset(lost.cause)
                 if lost.at_commit and is_lost(lost.cause):
-                    self._fail(batch, lost)
+                    _fail(batch, self._explain(lost))
                     return
         for job in batch:
             self._run_alone(slot, job)
             _deliver([job])
-
-    def _fail(self, batch: list[Job], lost: _BatchLost) -> None:
-        for job in batch:
-            job.error = self._explain(lost)
-        _deliver(batch)
 
     def _run_alone(self, slot: _Slot, job: Job) -> None:
         for attempt in range(MAX_TRIES):
@@ -269,6 +268,13 @@ def _savepoint(conn: Connection, statement: str) -> None:
         driver.execute(statement)
     except conn.dialect.loaded_dbapi.Error:
         conn.exec_driver_sql(statement)
+
+
+def _fail(batch: list[Job], error: BaseException) -> None:
+    waiting = [job for job in batch if not job.future.done()]
+    for job in waiting:
+        job.error = error
+    _deliver(waiting)
 
 
 def _deliver(batch: list[Job]) -> None:
