@@ -7,10 +7,10 @@ from typing import Any
 
 from nodus.cli.commands.events import event_cells
 from nodus.cli.estimates import estimate_line
-from nodus.cli.tables import plain_table
+from nodus.cli.tables import cell_text, plain_table
 from nodus.client.resources import JsonObject
 
-WIDTH = 14
+WIDTH = 16
 
 
 def describe(obj: JsonObject, attempts: Sequence[JsonObject], events: Sequence[JsonObject]) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _provenance(obj: JsonObject) -> Iterator[str]:
     provenance = (obj.get("status") or {}).get("provenance") or {}
     if provenance:
         yield "Provenance:"
-        yield from (f"  {key + ':':<21}{value}" for key, value in provenance.items() if value is not None)
+        yield from (f"  {key + ':':<21}{cell_text(value)}" for key, value in provenance.items() if value is not None)
 
 
 def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -143,12 +144,16 @@ class TrainingJob(Run):
             await self.refresh.aio()
             stage = str((self.status.get("progress") or {}).get("stage") or self.phase or "Queued")
             shown = (stage, "" if self.status.get("progress") else str(self.status.get("message") or ""))
-            if not self.done and shown != last_stage:
-                last_stage = shown
+            new_stage = not self.done and shown != last_stage
+            last_stage = shown
+            if new_stage and stage == "Training":
                 yield Update("Stage", stage, shown[1])
             if self.status.get("job"):
                 async for event in cursor.fresh():
                     yield Update("Metrics", stage, metrics=event)
+            # Steps that were made before this stage began come before it.
+            if new_stage and stage != "Training":
+                yield Update("Stage", stage, shown[1])
             scores = Record(self.status.get("summary") or {})
             if scores != last_scores:
                 last_scores = scores
@@ -193,6 +198,17 @@ class TrainingJob(Run):
         """
         cursor = _Cursor(self, "Task", phase=phase)
         return [event async for event in cursor.fresh() if outcome is None or event.get("outcome") == outcome]
+
+    @blocking
+    async def prompts(self, split: str = "test") -> dict[str, Any]:
+        """Return the run's prompts by task id; answers stay on the server.
+
+        Args:
+            split: ``test`` for the held-out tasks, ``train`` for those it trains on.
+        """
+        found = await self.client.api.call("POST", await self._path("tasks"), body={}, idempotency_key=new_key("tasks"))
+        lines = [json.loads(line) for line in found["files"].get(f"{split}.jsonl", "").splitlines() if line]
+        return {str(task["taskId"]): task["prompt"] for task in lines}
 
     @blocking
     async def metrics(self) -> list[Record]:

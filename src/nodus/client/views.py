@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STAGE_TEXT = {
     "CachingModel": "fetching the model",
     "Baseline": "scoring the held-out tasks before training",
-    "Training": "training",
+    "Training": "sampling replies, grading them, updating the adapter",
     "Evaluating": "scoring the held-out tasks after training",
     "Exporting": "writing the outputs to the volume",
 }
