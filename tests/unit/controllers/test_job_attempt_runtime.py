@@ -11,7 +11,8 @@ from nodus.core.kinds import ATTEMPT, JOB
 from nodus.server.controllers.attempt import AttemptController
 from nodus.server.controllers.job import JobController
 from nodus.server.controllers.runtime import Action, ActionResult
-from nodus.server.store import Object, leases, objects
+from nodus.server.controllers.service import end_lost_attempts
+from nodus.server.store import Object, leases, nodes, objects
 from nodus.testing.eventually import eventually
 
 from .conftest import NODE, World
@@ -90,7 +91,7 @@ class InterruptedLoad(JobController):
 async def test_contended_child_is_decided_about_again(world: World) -> None:
     InterruptedLoad.world, InterruptedLoad.interrupted = world, False
     job = world.add_job()
-    jobs = InterruptedLoad(NODE, world.backend)  # type: ignore[arg-type]
+    jobs = InterruptedLoad(NODE, world.backend, world.clock)  # type: ignore[arg-type]
     manager = world.manager(jobs, world.attempt_controller())
     await world.settle(manager)
     world.set_spec(job, state="Cancelled")
@@ -130,3 +131,28 @@ async def test_crash_between_act_and_apply_converges(world: World, moment: str) 
     await world.settle(second, seconds=5)
     assert world.phase(job) == "Succeeded"
     assert len(world.backend.started) == len(world.attempts(job)) == 1
+
+
+async def test_job_is_deleted_after_its_time_to_live(world: World) -> None:
+    kept, short = world.add_job("kept"), world.add_job("short", ttlSecondsAfterFinished=60)
+    manager = world.manager()
+    await world.settle(manager)
+    for member in world.backend.started:
+        world.backend.end(member.key)
+    await world.settle(manager, seconds=2)
+    assert (world.phase(kept), world.phase(short)) == ("Succeeded", "Succeeded")
+    world.clock.advance(61)
+    await world.settle(manager)
+    assert [job.name for job in world.list(JOB)] == ["kept"]
+
+
+async def test_attempts_of_a_host_that_is_lost_are_lost_and_follow_elsewhere(world: World) -> None:
+    job = world.add_job()
+    await world.settle(world.manager())
+    world.store.write_sync(nodes.heartbeat, NODE, "here", {}, 0.0)
+    assert eventually(lambda: world.store.write_sync(end_lost_attempts)) == 1
+    await world.settle(world.manager())
+    assert [attempt.status["phase"] for attempt in world.attempts(job)] == ["Lost", "Running"]
+    states = await world.attempt_controller().attach()
+    assert len(states) == 2
+    assert world.backend.stopped == {world.attempts(job)[0].uid: "Superseded"}

@@ -30,7 +30,8 @@ def decide(make_object: Make) -> Callable[..., Outcome]:
             )
             for epoch, given in enumerate(attempts, start=1)
         )
-        return JobController("node-1", FakeBackend()).decide(Context(job, made, "node-1"), NOW)  # type: ignore[arg-type]
+        controller = JobController("node-1", FakeBackend(), FakeClock())  # type: ignore[arg-type]
+        return controller.decide(Context(job, made, "node-1"), NOW)
 
     return run
 

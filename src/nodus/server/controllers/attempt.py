@@ -138,15 +138,19 @@ class AttemptController(BaseController):
     async def attach(self) -> list[str]:
         """Find the members that are there after a start of the server; return the uids of those to look at.
 
-        Members whose attempt was deleted while no server ran are stopped and removed.
+        Members whose attempt was deleted while no server ran are stopped and removed; those whose attempt was given
+        up meanwhile are stopped.
         """
         states = await self._backend.attach()
-        known = await self._store.read(_known, [state.key for state in states])
+        phases = await self._store.read(_phases, [state.key for state in states])
         for state in states:
-            if state.key not in known:
+            if state.key not in phases:
                 log.info("attempt %s was deleted; its member is removed", state.key)
                 await self._backend.release(state.key)
-        return sorted(known)
+            elif not state.ended and self.kind.is_terminal(phases[state.key]):
+                await self._backend.stop(state.key, "Superseded", grace_s=0)
+                await self._backend.finish(state.key)
+        return sorted(phases)
 
     async def _start(self, ctx: Context, action: Action) -> ActionResult:
         assert ctx.job is not None
@@ -166,6 +170,11 @@ class AttemptController(BaseController):
             if error.retryable:
                 raise
             return ActionResult(action.key, action.name, {"fix": error.fix}, error=error.message)
+        except OSError as error:
+            # A full disk, or no process to be had: the machine's trouble, which passes.
+            await self._backend.finish(uid)
+            log.warning("attempt %s can't be started now: %s", ctx.obj.name, error)
+            return ActionResult(action.key, action.name, {"queued": True}, error=f"waiting for this machine: {error}")
         self._wake_next(uid)
         return ActionResult(action.key, action.name)
 
@@ -313,8 +322,9 @@ def _base(ctx: Context) -> dict[str, Any]:
     return {"timings": timings}
 
 
-def _known(conn: Connection, uids: list[str]) -> set[str]:
-    return {uid for uid in uids if objects.find_by_uid(conn, uid) is not None}
+def _phases(conn: Connection, uids: list[str]) -> dict[str, str | None]:
+    found = (objects.find_by_uid(conn, uid) for uid in uids)
+    return {attempt.uid: attempt.status.get("phase") for attempt in found if attempt is not None}
 
 
 def _index(conn: Connection, found: list[Collected]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.clock import parse_rfc3339, rfc3339
+from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.errors import Unsupported
 from nodus.core.kinds import ATTEMPT, JOB, Kind
 from nodus.server.compute.local import images
@@ -84,14 +84,20 @@ class JobController(BaseController):
     Args:
         node: This host's id; new attempts run on it.
         backend: Where the state of Jobs is kept.
+        clock: Where time comes from.
     """
 
     kind = JOB
     watches: tuple[Kind, ...] = (ATTEMPT,)
 
-    def __init__(self, node: str, backend: LocalBackend) -> None:
+    def __init__(self, node: str, backend: LocalBackend, clock: Clock) -> None:
         self._node = node
         self._backend = backend
+        self._clock = clock
+
+    def eligible(self, obj: Object) -> bool:
+        """Tell whether the Job hasn't ended, or ended so long ago that it is to be deleted."""
+        return not self.kind.is_terminal(obj.status.get("phase")) or _outlived(obj, self._clock.now())
 
     def load(self, conn: Connection, obj: Object) -> Context:
         """Read the attempts."""
@@ -107,6 +113,8 @@ class JobController(BaseController):
         """Start, follow, retry or end."""
         if ctx.job.deleted_at is not None:
             return NOTHING
+        if self.kind.is_terminal(ctx.job.status.get("phase")):
+            return Outcome(delete=[ctx.job]) if _outlived(ctx.job, now) else NOTHING
         last = ctx.last
         if last is not None and not ATTEMPT.is_terminal(last.status.get("phase")):
             return _decide_live(ctx, last, now)
@@ -121,6 +129,14 @@ class JobController(BaseController):
     async def gone(self, uid: str) -> None:
         """Delete the state that a deleted Job kept."""
         await self._backend.release_state(uid)
+
+
+def _outlived(job: Object, now: datetime) -> bool:
+    """Tell whether an ended Job's time to live is over; one that somebody owns lives as long as its owner."""
+    ttl_s, ended = job.spec.get("ttlSecondsAfterFinished"), job.status.get("completionTime")
+    if ttl_s is None or not ended or job.owner_references:
+        return False
+    return (now - parse_rfc3339(ended)).total_seconds() >= float(ttl_s)
 
 
 def _decide_live(ctx: Context, attempt: Object, now: datetime) -> Outcome:

@@ -12,12 +12,14 @@ A pass over one object is::
 * ``act`` runs after its decision was committed, never inside a transaction. When the process dies between ``act`` and
   the next pass, the same decision is made again, with the same key: the effect must be idempotent by key.
 * Whatever happens, an object that isn't finished is looked at again within ``resync_s``.
+* A kind whose objects start without a phase is found by its changes and by the rarer looks at everything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 from datetime import datetime
@@ -69,6 +71,9 @@ log = logging.getLogger(__name__)
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
 STATUS_INTERVAL_S = 1.0
 """A status whose phase stays is written at most this often."""
+
+WHOLE_RESYNC_EVERY = 30
+"""Every so many resyncs look at finished objects too."""
 
 C = TypeVar("C")
 
@@ -158,7 +163,7 @@ class Manager:
         *,
         owner: str,
         clock: Clock | None = None,
-        workers: int = 8,
+        workers: int = 16,
         resync_s: float = 10.0,
         lease_ttl_s: float = 30.0,
     ) -> None:
@@ -207,17 +212,18 @@ class Manager:
             await self._attempt(key)
         raise RuntimeError(f"the controllers did not settle within {limit} passes")
 
-    async def resync(self) -> None:
-        """Queue every object that needs passes."""
+    async def resync(self, *, whole: bool = True) -> None:
+        """Queue every object that needs passes; ``whole`` looks at those in terminal phases too."""
         for controller in self._controllers.values():
-            for uid in await self._store.read(_eligible_uids, controller):
+            for uid in await self._store.read(_eligible_uids, controller, whole):
                 self.queue.add(Key(controller.kind.name, uid))
 
     async def _resync_forever(self) -> None:
-        while True:
+        for count in itertools.count(1):
             await asyncio.sleep(self._resync_s)
             try:
-                await self.resync()
+                # Finished objects are many and seldom need a pass: their time to live, a finalizer.
+                await self.resync(whole=count % WHOLE_RESYNC_EVERY == 0)
             except Exception:  # a failing read must not end the loop; the next round tries again
                 log.exception("resync failed")
 
@@ -336,6 +342,10 @@ def _load(conn: Connection, controller: Controller[Any], uid: str) -> tuple[Obje
     return obj, controller.load(conn, obj) if controller.eligible(obj) else None
 
 
-def _eligible_uids(conn: Connection, controller: Controller[Any]) -> list[str]:
-    page = objects.list_(conn, controller.kind, None)
+def _eligible_uids(conn: Connection, controller: Controller[Any], whole: bool) -> list[str]:
+    kind = controller.kind
+    live = [phase for phase in kind.phases if not kind.is_terminal(phase)]
+    indexed = bool(live) and "status.phase" in kind.selectable_fields
+    fields = f"status.phase in ({','.join(live)})" if indexed and not whole else None
+    page = objects.list_(conn, kind, None, fields=fields)
     return [obj.uid for obj in page.items if controller.eligible(obj)]

@@ -11,21 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.ids import new_uid
+from nodus.core.kinds import ATTEMPT
 from nodus.server.compute.local.backend import LocalBackend
 from nodus.server.controllers.attempt import AttemptController
 from nodus.server.controllers.job import JobController
 from nodus.server.controllers.lookups import Lookups
 from nodus.server.controllers.runtime import Controller, Manager
-from nodus.server.store import nodes
+from nodus.server.store import nodes, objects
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from nodus.server.services import Services
     from nodus.server.store import Store
 
 log = logging.getLogger(__name__)
 
 NODE_FILE = "node"
-NODE_TTL_S = 30.0
+NODE_TTL_S = 300.0
+"""A host that wasn't heard of for so long is lost, and its attempts with it."""
 
 
 def node_id(data_dir: Path) -> str:
@@ -63,7 +67,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     backend: LocalBackend = services.backend
     node = node_id(data_dir)
     attempts = AttemptController(services.store, backend, Lookups(services), node, services.clock)
-    controllers: list[Controller[Any]] = [JobController(node, backend), attempts, *others]
+    controllers: list[Controller[Any]] = [JobController(node, backend, services.clock), attempts, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)
     services.manager = manager
     attempts.wake = lambda uid: manager.wake("Attempt", uid)
@@ -96,6 +100,20 @@ async def _heartbeat(services: Services, node: str) -> None:
         known = {"cpu": capacity.cpu, "memoryBytes": capacity.memory_bytes}
         try:
             await services.store.write(nodes.heartbeat, node, socket.gethostname(), known, NODE_TTL_S)
+            await services.store.write(end_lost_attempts)
         except Exception:  # a store that is away for now is no reason to stop the controllers
             log.exception("the node's heartbeat could not be written")
-        await asyncio.sleep(NODE_TTL_S / 3)
+        await asyncio.sleep(NODE_TTL_S / 10)
+
+
+def end_lost_attempts(conn: Connection) -> int:
+    """Say of the unfinished attempts of hosts that are lost that they are lost too; return how many there were."""
+    lost = {node.id for node in nodes.list_(conn) if not node.alive}
+    if not lost:
+        return 0
+    live = objects.list_(conn, ATTEMPT, None, fields="status.phase in (Pending,Starting,Running)").items
+    found = [attempt for attempt in live if attempt.spec.get("node") in lost]
+    for attempt in found:
+        gone = {"phase": "Lost", "reason": "NodeLost", "message": "the host it ran on was not heard of for 5 minutes"}
+        objects.update_status(conn, attempt.uid, {**attempt.status, **gone})
+    return len(found)

@@ -56,8 +56,7 @@ class LogWriter:
         self._tail: list[int] = []
         self._start = self._offset = 0
         self._last_stamp_ns = 0
-        self._chunk = self._index = -1
-        self._open()
+        self._chunk, self._index = self._open(0)
 
     @property
     def total_bytes(self) -> int:
@@ -83,18 +82,24 @@ class LogWriter:
             os.fsync(fd)
             os.close(fd)
 
-    def _open(self) -> None:
+    def _open(self, start: int) -> tuple[int, int]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._chunk = os.open(_chunk_path(self._directory, self._start), flags, 0o600)
-        self._index = os.open(_index_path(self._directory, self._start), flags, 0o600)
+        chunk = os.open(_chunk_path(self._directory, start), flags, 0o600)
+        try:
+            return chunk, os.open(_index_path(self._directory, start), flags, 0o600)
+        except OSError:
+            os.close(chunk)
+            raise
 
     def _next_chunk(self) -> None:
+        # The new files first: on a full disk this fails, and the old ones must stay usable.
+        opened = self._open(self._offset)
         os.close(self._chunk)
         os.close(self._index)
+        self._chunk, self._index = opened
         if self._start >= self._head_bytes:
             self._tail.append(self._start)
         self._start = self._offset
-        self._open()
         self._last_stamp_ns = 0
         self._stamp()
         # The chunk that is begun counts as full, so that the bound holds at every moment.

@@ -37,6 +37,7 @@ from nodus.server.compute.local.sandbox import SandboxProcess, become_subreaper
 
 CONTROL_SOCKET = "control.sock"
 DRAIN_S = 5.0
+FINAL_WRITE_PATIENCE_S = 3600.0
 LOCK_WAIT_S = 2.0
 
 
@@ -90,7 +91,8 @@ class Supervisor:
             self._times["started"] = time.time()
             timeout_s = self._spec.get("timeoutSeconds")
             self._timeout_at = time.monotonic() + float(timeout_s) if timeout_s is not None else None
-            self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
+            with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as starting.
+                self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
             self._proxy.start()
             try:
                 code = self._watch(member, output, control)
@@ -202,7 +204,17 @@ class Supervisor:
         self._times["finished"] = time.time()
         if self._lost_bytes:
             end["logBytesLost"] = self._lost_bytes
-        self._write(EXITED, {**end, "logBytes": self._log.total_bytes, "termination": self._termination()})
+        final = {**end, "logBytes": self._log.total_bytes, "termination": self._termination()}
+        give_up = time.monotonic() + FINAL_WRITE_PATIENCE_S
+        while True:
+            try:
+                self._write(EXITED, final)
+                return
+            except OSError:
+                # How it ended is worth waiting for until somebody makes room on the disk.
+                if time.monotonic() > give_up:
+                    raise
+            time.sleep(1.0)
 
     def _termination(self) -> dict[str, Any] | None:
         """What the command left in ``/nodus/termination/message.json``; bounded, and only of a plain file."""
