@@ -1,0 +1,103 @@
+"""Decoding with shared prompts gives what transformers' generate gives, and sampling follows its distribution."""
+
+import pytest
+import torch
+
+from nodus.trainer.generation import GREEDY, Sampling, generate
+
+PROMPTS = [[7, 8, 9], [10, 11, 12, 13, 14], [15]]
+
+
+def complete(model, prompts=PROMPTS, *, copies=1, sampling=GREEDY, stop_ids=(1,), tokens=10):
+    return generate(
+        model, prompts, copies=copies, max_new_tokens=tokens, stop_ids=stop_ids, pad_id=0, sampling=sampling
+    )
+
+
+def test_greedy_equals_transformers_generate_for_each_prompt_alone(tiny):
+    ours = [c.tokens for c in complete(tiny)]
+    for prompt, tokens in zip(PROMPTS, ours, strict=True):
+        whole = tiny.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=10,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+        assert tokens == whole[0, len(prompt) :].tolist()
+
+
+def test_copies_of_a_prompt_stand_together_and_greedy_ones_are_equal(tiny):
+    once = [c.tokens for c in complete(tiny)]
+    thrice = [c.tokens for c in complete(tiny, copies=3)]
+    assert thrice == [tokens for tokens in once for _ in range(3)]
+
+
+def test_completion_ends_with_its_stop_token(tiny):
+    free = complete(tiny, [PROMPTS[0]])[0].tokens
+    stop = free[3]
+    stopped = complete(tiny, [PROMPTS[0]], stop_ids=(stop,))[0].tokens
+    assert stopped == free[: free.index(stop) + 1]
+
+
+def test_rows_that_end_early_leave_the_others_as_they_are(tiny):
+    free = [c.tokens for c in complete(tiny, stop_ids=())]
+    stop = free[0][2]
+    expected = [tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in free]
+    assert [c.tokens for c in complete(tiny, stop_ids=(stop,))] == expected
+
+
+def test_log_probs_are_those_of_the_model(tiny):
+    torch.manual_seed(3)
+    completion = complete(tiny, [PROMPTS[1]], sampling=Sampling(temperature=0.5))[0]
+    ids = torch.tensor([PROMPTS[1] + completion.tokens])
+    logits = tiny(ids).logits[0, len(PROMPTS[1]) - 1 : -1] / 0.5
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_same_seed_samples_the_same_completions(tiny):
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append([c.tokens for c in complete(tiny, copies=4, sampling=Sampling())])
+    assert drawn[0] == drawn[1]
+    assert len({tuple(tokens) for tokens in drawn[0]}) > 1
+
+
+def test_greedy_decoding_draws_nothing_and_leaves_the_mode(tiny):
+    before = torch.get_rng_state()
+    tiny.train()
+    complete(tiny)
+    assert torch.equal(before, torch.get_rng_state())
+    assert tiny.training
+
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+
+
+def frequencies(sampling, draws=4000):
+    torch.manual_seed(0)
+    tokens = sampling.choose(LOGITS.expand(draws, -1))
+    return torch.bincount(tokens, minlength=4) / draws
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_sampling_follows_the_tempered_distribution(temperature):
+    expected = (LOGITS[0] / temperature).softmax(-1)
+    torch.testing.assert_close(frequencies(Sampling(temperature)), expected, atol=0.03, rtol=0)
+
+
+def test_top_k_keeps_the_k_most_likely():
+    assert (frequencies(Sampling(top_k=2)) > 0).tolist() == [True, True, False, False]
+    assert (frequencies(Sampling(top_k=0)) > 0).all()
+
+
+@pytest.mark.parametrize(("mass", "kept"), [(0.0, 1), (0.5, 1), (0.7, 2), (0.9, 3), (1.0, 4)])
+def test_top_p_keeps_the_fewest_that_reach_the_mass(mass, kept):
+    assert int((frequencies(Sampling(top_p=mass)) > 0).sum()) == kept
+
+
+def test_temperature_zero_is_greedy():
+    assert GREEDY.choose(LOGITS).tolist() == [0]
