@@ -20,15 +20,22 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
-MAX_HEAD_BYTES = 64 * 1024
-MAX_BODY_BYTES = 8 * 1024 * 1024
+from nodus.server.compute.local.httpmessages import (
+    Refused,
+    Request,
+    parse_reply_head,
+    read_exactly,
+    read_head,
+    read_request,
+    retry_after,
+)
+
 MAX_BUFFERED_REPLY_BYTES = 64 * 1024 * 1024
 MAX_CONNECTIONS = 64
+BACKLOG = 1024
 READ_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 3600.0
@@ -41,33 +48,12 @@ _HOP_BY_HOP = frozenset(
 _OURS = frozenset({"host", "authorization", "content-length"})
 
 
-class _Refused(Exception):
-    """The request isn't forwarded; ``status`` and the message say why."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message = status, reason, message
-
-
 class _Away(Exception):
     """The server can't be reached for now, or went away before its reply was whole."""
 
     def __init__(self, retry_after_s: float | None = None) -> None:
         super().__init__()
         self.retry_after_s = retry_after_s
-
-
-class Request(NamedTuple):
-    """A request as the command sent it, body and all."""
-
-    method: str
-    target: str
-    headers: list[tuple[str, str]]
-    body: bytes
-
-    def header(self, name: str) -> str | None:
-        """Return the first header of that name, or None."""
-        return next((value for key, value in self.headers if key.lower() == name), None)
 
 
 class Proxy:
@@ -115,7 +101,7 @@ class Proxy:
                     request = read_request(connection)
                     if request is not None:
                         self._forward(request, connection)
-                except _Refused as refused:
+                except Refused as refused:
                     connection.sendall(_status_reply(refused))
         except OSError:
             pass  # The command went away, or sent nothing for a minute.
@@ -145,12 +131,12 @@ class Proxy:
         with upstream:
             try:
                 upstream.sendall(self._head(request, key, upstream) + request.body)
-                head, rest = _read_head(upstream)
-            except (OSError, _Refused) as error:
+                head, rest = read_head(upstream)
+                status, headers = parse_reply_head(head)
+            except (OSError, Refused) as error:
                 raise _Away from error
-            status, headers = _parse_reply_head(head)
             if status in (502, 503):
-                raise _Away(_retry_after(headers))
+                raise _Away(retry_after(headers))
             _relay(head, headers, rest, upstream, client, bodiless=request.method == "HEAD" or status in (204, 304))
 
     def _connect(self) -> socket.socket:
@@ -198,115 +184,9 @@ def listen(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     os.chmod(path, 0o666)
-    listener.listen(MAX_CONNECTIONS)
+    # A connect that finds the backlog full fails at once for callers with a time-out.
+    listener.listen(BACKLOG)
     return listener
-
-
-def read_request(connection: socket.socket) -> Request | None:
-    """Read one request and its body; None when the peer closed without sending one.
-
-    Raises:
-        _Refused: When it is no HTTP/1.1 request, or too large.
-    """
-    head, rest = _read_head(connection)
-    if not head:
-        return None
-    try:
-        line, *fields = head.decode("latin-1").split("\r\n")
-        method, target, version = line.split(" ")
-        headers = [(k.strip(), v.strip()) for k, v in (field.split(":", 1) for field in fields if field)]
-    except ValueError:
-        raise _Refused(400, "BadRequest", "this is not an HTTP/1.1 request") from None
-    if not version.startswith("HTTP/1.") or not target.startswith("/") or not method.isalpha():
-        raise _Refused(400, "BadRequest", f"{line[:200]!r} is not a request this socket takes")
-    request = Request(method, target, headers, b"")
-    if (request.header("expect") or "").lower() == "100-continue":
-        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-    if "chunked" in (request.header("transfer-encoding") or "").lower():
-        body = b"".join(_chunks(connection, rest))
-    else:
-        body = _read_exactly(connection, rest, _content_length(request.header("content-length")))
-    return request._replace(body=body)
-
-
-def _content_length(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not text.isdigit():
-        raise _Refused(400, "BadRequest", f"Content-Length {text[:40]!r} is not a number")
-    if int(text) > MAX_BODY_BYTES:
-        raise _too_large()
-    return int(text)
-
-
-def _too_large() -> _Refused:
-    return _Refused(413, "RequestEntityTooLarge", f"the body is over {MAX_BODY_BYTES} bytes; send it in parts")
-
-
-def _read_head(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Return a message's head without the empty line, and what came after it. Both empty at a clean end."""
-    data = b""
-    while (end := data.find(b"\r\n\r\n")) < 0:
-        if len(data) > MAX_HEAD_BYTES:
-            raise _Refused(431, "BadRequest", f"the head is over {MAX_HEAD_BYTES} bytes")
-        block = connection.recv(65536)
-        if not block:
-            if data:
-                raise ConnectionError("the connection ended within a head")
-            return b"", b""
-        data += block
-    return data[:end], data[end + 4 :]
-
-
-def _read_exactly(connection: socket.socket, rest: bytes, length: int) -> bytes:
-    parts, missing = [rest[:length]], length - len(rest)
-    while missing > 0:
-        block = connection.recv(min(missing, 1024 * 1024))
-        if not block:
-            raise ConnectionError("the connection ended within a body")
-        parts.append(block)
-        missing -= len(block)
-    return b"".join(parts)
-
-
-def _chunks(connection: socket.socket, rest: bytes) -> Iterator[bytes]:
-    total = 0
-    while True:
-        while b"\r\n" not in rest:
-            block = connection.recv(65536)
-            if not block or len(rest) > MAX_HEAD_BYTES:
-                raise ConnectionError("the connection ended within a chunked body")
-            rest += block
-        line, _, rest = rest.partition(b"\r\n")
-        try:
-            length = int(line.split(b";")[0], 16)
-        except ValueError:
-            raise _Refused(400, "BadRequest", "the chunked body is malformed") from None
-        total += length
-        if length < 0 or total > MAX_BODY_BYTES:
-            raise _too_large()
-        block = _read_exactly(connection, rest, length + 2)
-        rest = rest[length + 2 :]
-        if length == 0:
-            return
-        yield block[:length]
-
-
-def _parse_reply_head(head: bytes) -> tuple[int, dict[str, str]]:
-    lines = head.decode("latin-1").split("\r\n")
-    try:
-        status = int(lines[0].split(" ")[1])
-    except (IndexError, ValueError):
-        raise _Away from None
-    fields = (line.partition(":") for line in lines[1:])
-    return status, {key.strip().lower(): value.strip() for key, _, value in fields}
-
-
-def _retry_after(headers: dict[str, str]) -> float | None:
-    try:
-        return float(headers["retry-after"])
-    except (KeyError, ValueError):
-        return None
 
 
 def _relay(
@@ -316,7 +196,7 @@ def _relay(
     length = headers.get("content-length", "")
     if not bodiless and length.isdigit() and int(length) <= MAX_BUFFERED_REPLY_BYTES:
         try:
-            rest = _read_exactly(upstream, rest, int(length))
+            rest = read_exactly(upstream, rest, int(length))
         except OSError as error:
             raise _Away from error
         client.sendall(head + b"\r\n\r\n" + rest)
@@ -337,7 +217,7 @@ def _gone_within(client: socket.socket, seconds: float) -> bool:
     return False
 
 
-def _status_reply(refused: _Refused) -> bytes:
+def _status_reply(refused: Refused) -> bytes:
     body = json.dumps(
         {
             "kind": "Status",
