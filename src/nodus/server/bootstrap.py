@@ -89,7 +89,7 @@ def issue_admin_key(conn: Connection, services: Services) -> str:
     draft.raise_causes()
     obj = objects.create(conn, API_KEY, None, name, draft.spec, labels=draft.labels, status=draft.status)
     admission.stored(conn, services, draft, obj)
-    return str(draft.reply_status["key"])
+    return str(draft.reply_status["token"])
 
 
 @contextlib.asynccontextmanager

@@ -119,7 +119,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.ask_to_stop, services)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    await server.listening.wait()
+    await _until_listening(server, serving)
     datadir.write_info(settings.data_dir, datadir.ServerInfo(started.url, started.pid, rfc3339(services.clock.now())))
     async with bootstrap.background(services):
         log.info("ready", extra={"url": started.url, "seconds": round(time.monotonic() - begun, 2)})
@@ -127,6 +127,16 @@ async def _serve(
             on_ready(started)
         await serving
     (settings.data_dir / datadir.SERVER_FILE).unlink(missing_ok=True)
+
+
+async def _until_listening(server: _Server, serving: asyncio.Task[None]) -> None:
+    """Wait until requests are accepted; a server that ends before that says why."""
+    listening = asyncio.create_task(server.listening.wait())
+    await asyncio.wait({listening, serving}, return_when=asyncio.FIRST_COMPLETED)
+    if not server.listening.is_set():
+        listening.cancel()
+        error = serving.exception()
+        raise ServerNotStarted(f"the server could not listen: {error or 'it ended at once'}") from error
 
 
 class _Server(uvicorn.Server):

@@ -58,6 +58,9 @@ class Settings(BaseModel):
     def _check(self) -> Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key go together; give both or neither")
+        for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            if path is not None and not path.is_file():
+                raise ValueError(f"{flag}: there is no file {path}")
         if self.host not in LOOPBACK_HOSTS and self.tls_cert is None and not self.behind_proxy:
             raise ValueError(
                 f"--host {self.host} is reachable from other machines and would send keys in clear; "

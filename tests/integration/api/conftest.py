@@ -29,7 +29,9 @@ class Api:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.headers = headers
         self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://nodus.test", headers=headers
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+            base_url="http://nodus.test",
+            headers=headers,
         )
 
     async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -180,10 +182,17 @@ def _issue(conn: Any, services: Services, name: str, spec: dict[str, Any]) -> st
 def put(services: Services) -> Callable[..., Object]:
     """Stores an object past admission, as controllers do: ``put("Job", "a", status={...})``."""
 
-    def make(kind: str, name: str, spec: dict[str, Any] | None = None, project: str | None = "default", **options: Any) -> Object:
+    def make(
+        kind: str, name: str, spec: dict[str, Any] | None = None, project: str | None = "default", **options: Any
+    ) -> Object:
         record = KINDS[kind]
         return services.store.write_sync(
-            objects.create, record, project if record.namespaced else None, name, spec or dict(record.example["spec"]), **options
+            objects.create,
+            record,
+            project if record.namespaced else None,
+            name,
+            spec or dict(record.example["spec"]),
+            **options,
         )
 
     return make
@@ -194,5 +203,12 @@ def attempt(app: Any, services: Services, put: Callable[..., Object]) -> Api:
     """The client of attempt ``run-1`` of TrainingJob ``run``."""
     training = put("TrainingJob", "run", status={"phase": "Running", "job": "run"})
     job = put("Job", "run", owner=training, status={"phase": "Running"})
-    found = put("Attempt", "run-1", {"job": "run", "epoch": 1}, owner=job, labels={"nodus.dev/job": "run"}, status={"phase": "Running"})
+    found = put(
+        "Attempt",
+        "run-1",
+        {"job": "run", "epoch": 1},
+        owner=job,
+        labels={"nodus.dev/job": "run"},
+        status={"phase": "Running"},
+    )
     return Api(app, services.signer.attempt_token(found.uid))

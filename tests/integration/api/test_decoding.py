@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import BETA, JOBS, TRAINING_JOBS, V1, causes, job
 
@@ -124,7 +125,13 @@ async def test_trainingjob_mistakes_come_together(api: Api) -> None:
     }
     found = causes(await api.fails(422, "Invalid", "POST", TRAINING_JOBS, json=body))
 
-    assert found.keys() >= {"spec.runtime", "spec.environment.name", "spec.environment.trainTask", "spec.maxCostUSD", "spec.unknown"}
+    assert found.keys() >= {
+        "spec.runtime",
+        "spec.environment.name",
+        "spec.environment.trainTask",
+        "spec.maxCostUSD",
+        "spec.unknown",
+    }
     assert "nodus/grpo-lora" in found["spec.runtime"]
 
 

@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from tests.integration.api.conftest import Api
-from tests.integration.api.helpers import BETA, JOBS, SECRETS, TRAINING_JOBS, V1, VOLUMES, job
 
 from nodus.core.kinds import KINDS
+from tests.integration.api.conftest import Api
+from tests.integration.api.helpers import BETA, JOBS, SECRETS, TRAINING_JOBS, V1, VOLUMES, job
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 BODIES = {
@@ -51,7 +51,11 @@ async def test_hostile_body_on_create(api: Api, path: str, body: bytes) -> None:
 async def test_hostile_body_on_patch_and_put(api: Api, body: bytes) -> None:
     await api.ok("POST", JOBS, json=job())
     before = await api.ok("GET", f"{JOBS}/j1")
-    for method, kind in (("PATCH", "application/merge-patch+json"), ("PATCH", "application/json-patch+json"), ("PUT", "application/json")):
+    for method, kind in (
+        ("PATCH", "application/merge-patch+json"),
+        ("PATCH", "application/json-patch+json"),
+        ("PUT", "application/json"),
+    ):
         answer = await api.call(method, f"{JOBS}/j1", content=body, headers={"Content-Type": kind})
         if not (body == b"[]" and "json-patch" in kind):
             assert_status(answer)
@@ -71,7 +75,13 @@ async def test_body_over_a_mebibyte_is_refused_unread(api: Api) -> None:
 
 @pytest.mark.parametrize("name", ["a%00b", "%2e%2e", "A", "a" * 300, "%ff", "a%0ab", "a@b@c", "%F0%9F%98%80", "a%2Fb"])
 async def test_hostile_names_in_paths(api: Api, name: str) -> None:
-    for path in (f"{JOBS}/{name}", f"{V1}/namespaces/{name}/jobs", f"{V1}/namespaces/{name}/jobs/x", f"{V1}/projects/{name}", f"{JOBS}/{name}/log"):
+    for path in (
+        f"{JOBS}/{name}",
+        f"{V1}/namespaces/{name}/jobs",
+        f"{V1}/namespaces/{name}/jobs/x",
+        f"{V1}/projects/{name}",
+        f"{JOBS}/{name}/log",
+    ):
         for method in ("GET", "DELETE"):
             assert_status(await api.call(method, path), allowed=range(400, 500))
         assert_status(await api.patch(path, {}), allowed=range(400, 500))
@@ -79,10 +89,23 @@ async def test_hostile_names_in_paths(api: Api, name: str) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=-1", "limit=x", "limit=99999999999999999999", "continue=nonsense", "continue=%00", "labelSelector=%00",
-     "labelSelector=((", "fieldSelector=a=b=c", "watch=maybe", "watch=true&resourceVersion=x", "watch=true&resourceVersion=-1",
-     "watch=true&timeoutSeconds=x", "continue=W10="],
-)  # fmt: skip
+    [
+        "limit=0",
+        "limit=-1",
+        "limit=x",
+        "limit=99999999999999999999",
+        "continue=nonsense",
+        "continue=%00",
+        "continue=W10=",
+        "labelSelector=%00",
+        "labelSelector=((",
+        "fieldSelector=a=b=c",
+        "watch=maybe",
+        "watch=true&resourceVersion=x",
+        "watch=true&resourceVersion=-1",
+        "watch=true&timeoutSeconds=x",
+    ],
+)
 async def test_hostile_queries(api: Api, query: str) -> None:
     assert_status(await api.call("GET", f"{JOBS}?{query}"))
 
@@ -90,15 +113,35 @@ async def test_hostile_queries(api: Api, query: str) -> None:
 async def test_hostile_headers(api: Api) -> None:
     await api.fails(400, "BadRequest", "POST", JOBS, json=job(), headers={"Idempotency-Key": "x" * 256})
     await api.fails(400, "BadRequest", "POST", JOBS, json=job(), headers={"Idempotency-Key": ""})
-    answer = await api.call("GET", JOBS, headers={"X-Request-Id": "a b\tc", "Accept": "\x7f;;;,,=", "Content-Length": "0"})
+    answer = await api.call(
+        "GET", JOBS, headers={"X-Request-Id": "a b\tc", "Accept": "\x7f;;;,,=", "Content-Length": "0"}
+    )
     assert answer.status_code == 200
     assert answer.headers["X-Request-Id"].startswith("req_")
 
 
-VALUES: list[Any] = [None, True, 0, -1, 1.5, 2**63, "", "x", "\x00", "ä" * 300, [], [None], {}, {"a": {"b": []}}, "9" * 400]
+VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    2**63,
+    "",
+    "x",
+    "\x00",
+    "ä" * 300,
+    [],
+    [None],
+    {},
+    {"a": {"b": []}},
+    "9" * 400,
+]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if "create" in kind.verbs], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS.values() if "create" in kind.verbs], ids=lambda kind: kind.name
+)
 async def test_wrong_types_at_any_place_of_the_example(api: Api, kind: Any) -> None:
     base = V1 if kind.version == "v1" else BETA
     path = f"{base}/namespaces/default/{kind.plural}" if kind.namespaced else f"{base}/{kind.plural}"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nodus.server.store import Object
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import JOBS, V1, causes, job
-
-from nodus.server.store import Object
 
 
 async def test_create_returns_the_stored_object_with_server_metadata(api: Api) -> None:
@@ -16,7 +15,14 @@ async def test_create_returns_the_stored_object_with_server_metadata(api: Api) -
 
     assert answer.status_code == 201
     created = answer.json()
-    assert created["metadata"].keys() >= {"name", "namespace", "uid", "resourceVersion", "creationTimestamp", "generation"}
+    assert created["metadata"].keys() >= {
+        "name",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+        "generation",
+    }
     assert created["metadata"]["labels"] == {"nodus.dev/created-by": "usr_admin"}
     assert created["spec"] == {"command": ["true"], "timeout": "5m"}
     assert created["status"] == {"phase": "Queued"}
@@ -104,7 +110,10 @@ async def test_list_over_all_projects(api: Api, put: Callable[..., Object]) -> N
 
     found = await api.ok("GET", f"{V1}/jobs")
 
-    assert [(i["metadata"]["namespace"], i["metadata"]["name"]) for i in found["items"]] == [("default", "a"), ("other", "b")]
+    assert [(i["metadata"]["namespace"], i["metadata"]["name"]) for i in found["items"]] == [
+        ("default", "a"),
+        ("other", "b"),
+    ]
 
 
 async def test_list_of_a_project_that_is_not_there_is_not_found(api: Api) -> None:

@@ -45,9 +45,32 @@ def _cause(model: type[Model], detail: ErrorDetails, prefix: str) -> Cause:
         return Cause(path, "FieldValueNotSupported", f"unknown field{hint}")
     if kind == "missing":
         return Cause(path, "FieldValueRequired", "required and missing")
-    message = detail["msg"].removeprefix("Value error, ")
+    return Cause(path, "FieldValueInvalid", _message(detail, path))
+
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+"""What pydantic's error types expect, in the words of JSON."""
+
+
+def _message(detail: ErrorDetails, path: str) -> str:
+    expected = _EXPECTED.get(detail["type"])
     shown = repr(detail.get("input"))
-    return Cause(path, "FieldValueInvalid", f"{message} (got {shown if len(shown) <= 80 else shown[:77] + '...'})")
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    if expected is None:
+        message = detail["msg"].removeprefix("Value error, ")
+        return message if shown in message else f"{message} (got {shown})"
+    if path.endswith("USD"):
+        expected = 'dollars as a string, like "20.00",'
+    return f"{expected} is expected, not {shown}"
 
 
 def _near(word: str, known: list[str]) -> str | None:

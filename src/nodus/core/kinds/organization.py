@@ -56,7 +56,7 @@ class APIKeyStatus(Model):
 
     phase: Literal["Active", "Expired", "Revoked"] | None = None
     """Active, Expired or Revoked."""
-    key: str | None = None
+    token: str | None = None
     """The key, only in the reply that creates it."""
     prefix: str | None = None
     """Its first characters, to recognise it by."""

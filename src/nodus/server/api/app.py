@@ -15,7 +15,7 @@ from nodus.core.errors import MethodNotAllowed, NotFound
 from nodus.core.kinds import PROJECT, VOLUME, Kind
 from nodus.server import machine, metrics
 from nodus.server.api import attempt_api, blobs, discovery, reading, resources, streams, volumes
-from nodus.server.api.auth import authenticate, whoami
+from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
 from nodus.server.api.call import Call, kind_of
 from nodus.server.api.http import json_response
 from nodus.server.api.middleware import RequestMiddleware
@@ -192,7 +192,11 @@ async def configuration(request: Request, services: Services) -> Response:
 async def get_whoami(call: Call) -> Response:
     """Who the key or token is."""
     store = call.services.store
-    return json_response(whoami(call.principal, store.org, call.services.settings.org_name))
+    found = await store.read(objects.list_, PROJECT, None)
+    reach = call.principal.projects
+    projects = [project.name for project in found.items if project.name != CATALOG_PROJECT]
+    projects = [name for name in projects if not reach or name in reach]
+    return json_response(whoami(call.principal, store.org, call.services.settings.org_name, projects))
 
 
 async def get_namespace(call: Call) -> Response:

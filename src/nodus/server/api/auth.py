@@ -177,7 +177,10 @@ async def _authenticate_attempt(token: str, services: Services) -> Principal:
     uid = services.signer.verify_attempt_token(token)
     identity = await services.store.read(_attempt_identity, uid) if uid is not None else None
     if identity is None:
-        raise Unauthorized("the attempt's token is not valid (any more)")
+        raise Unauthorized(
+            "the attempt's token is not valid (any more)",
+            fix="It works while the attempt runs; outside use an API key.",
+        )
     return Principal(
         kind="Attempt",
         name=identity.name,
@@ -215,7 +218,7 @@ def _training_job(attempt: Object, job: Object | None) -> str | None:
     return None
 
 
-def whoami(principal: Principal, org_uid: str, org_name: str) -> dict[str, object]:
+def whoami(principal: Principal, org_uid: str, org_name: str, projects: list[str]) -> dict[str, object]:
     """The body of ``GET /auth/whoami``."""
     return {
         "kind": principal.kind,
@@ -224,6 +227,6 @@ def whoami(principal: Principal, org_uid: str, org_name: str) -> dict[str, objec
         "org": org_uid,
         "orgName": org_name,
         "role": "Owner" if "*" in principal.scopes else "Member",
-        "projects": list(principal.projects) or ["*"],
+        "projects": projects,
         "scopes": list(principal.scopes),
     }

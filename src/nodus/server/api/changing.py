@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from starlette.responses import Response
@@ -42,40 +43,38 @@ async def patch(call: Call, kind: Kind) -> Response:
     if media == MERGE_PATCH and not isinstance(document, dict):
         raise BadRequest("a merge patch is a JSON object")
     if media == MERGE_PATCH:
-        return await _update(call, kind, "patch", lambda wire: merge_patch(wire, document), _names_version(document))
-    return await _update(call, kind, "patch", lambda wire: json_patch(wire, document), names_version=False)
+        return await _update(call, kind, "patch", lambda wire: merge_patch(wire, document))
+    return await _update(call, kind, "patch", lambda wire: json_patch(wire, document))
 
 
 async def replace(call: Call, kind: Kind) -> Response:
     """Replace an object with the one in the body; a ``resourceVersion`` in it must be the stored one's."""
     body = await read_object(call.request)
-    return await _update(call, kind, "update", lambda wire: body, _names_version(body))
+    return await _update(call, kind, "update", lambda wire: body)
 
 
-def _names_version(document: Mapping[str, Any]) -> bool:
-    metadata = document.get("metadata")
-    return isinstance(metadata, Mapping) and bool(metadata.get("resourceVersion"))
-
-
-async def _update(call: Call, kind: Kind, verb: str, change: Callable[[Any], Any], names_version: bool) -> Response:
+async def _update(call: Call, kind: Kind, verb: str, change: Callable[[Any], Any]) -> Response:
     name = checked_name(kind, call.params["name"])
     call.principal.require(verb, kind, call.project, name)
     dry_run = is_dry_run(call)
     for tries_left in reversed(range(_UPDATE_TRIES)):
         draft = await call.services.store.read(_draft_update, call, kind, name, change)
-        draft.dry_run, draft.actor = dry_run, call.principal
+        draft.dry_run = dry_run
         await resolve_draft(call.services, draft)
+        if dry_run:
+            wire, etag = await call.services.store.read(_dry_update, call, draft)
+            return json_response(wire, 200, {"ETag": etag})
         try:
-            if dry_run:
-                wire, etag = await call.services.store.read(_dry_update, call, draft)
-                return json_response(wire, 200, {"ETag": etag})
-            wire = await call.services.store.write(_apply_update, call, draft)
+            wire = await call.services.store.write(_apply_update, call, draft, change)
             return json_response(merge_patch(wire, {"status": draft.reply_status}) if draft.reply_status else wire)
-        except Conflict as error:
-            # Only "changed since it was read" is worth another try, and only when the client named no version.
-            if not tries_left or names_version or type(error) is not Conflict:
+        except _SpecMoved:
+            if not tries_left:
                 raise
     raise AssertionError("unreachable")
+
+
+class _SpecMoved(Conflict):
+    """The spec changed while look-ups ran; what they found may be about another one."""
 
 
 def _draft_update(conn: Connection, call: Call, kind: Kind, name: str, change: Callable[[Any], Any]) -> Draft:
@@ -91,7 +90,8 @@ def _draft_update(conn: Connection, call: Call, kind: Kind, name: str, change: C
             fix="Get it again and repeat the change.",
         )
     draft = read_envelope(kind, call.project, after, call.principal.user, old)
-    draft.name = old.name
+    draft.name, draft.actor = old.name, call.principal
+    draft.spec_sent = copy.deepcopy(draft.spec)
     if CREATED_BY in old.labels:
         draft.labels[CREATED_BY] = old.labels[CREATED_BY]
     return draft
@@ -118,7 +118,14 @@ def _dry_update(conn: Connection, call: Call, draft: Draft) -> tuple[dict[str, A
     return admission_of(draft.kind).render(wire), dry_run_etag(draft, preview)
 
 
-def _apply_update(conn: Connection, call: Call, draft: Draft) -> dict[str, Any]:
+def _apply_update(conn: Connection, call: Call, looked_up: Draft, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Repeat the change on the object as it is now, so that changes made at the same time are all kept."""
+    draft = _draft_update(conn, call, looked_up.kind, str(looked_up.name), change)
+    if draft.spec != looked_up.spec_sent:
+        raise _SpecMoved(f'{draft.kind.plural} "{draft.name}" is being changed by others', fix="Try again.")
+    draft.resolved, draft.causes = looked_up.resolved, looked_up.causes
+    draft.spec, draft.model = copy.deepcopy(looked_up.spec), looked_up.model
+    draft.reply_status = looked_up.reply_status
     old = draft.old
     assert old is not None
     admission = admission_of(draft.kind)

@@ -66,6 +66,8 @@ class Draft:
     """Merged into the status of this one reply and stored nowhere: a new API key, a dry run's estimate."""
     dry_run: bool = False
     """Nothing will be stored."""
+    spec_sent: dict[str, Any] = field(default_factory=dict)
+    """Updates: the spec as the change left it, before admission."""
 
     @property
     def creating(self) -> bool:

@@ -107,7 +107,7 @@ class APIKeyAdmission(Admission[APIKeySpec]):
         hashed = services.signer.hash_api_key(key)
         keys.add(conn, obj.uid, hashed.digest, hashed.key_version, expires)
         objects.update_status(conn, obj.uid, {**obj.status, "prefix": key[:_PREFIX_CHARACTERS]})
-        draft.reply_status["key"] = key
+        draft.reply_status["token"] = key
 
 
 ADMISSIONS = (ProjectAdmission(PROJECT), APIKeyAdmission(API_KEY))

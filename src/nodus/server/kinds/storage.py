@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nodus.core.clock import rfc3339
+from nodus.core.errors import Cause
 from nodus.core.kinds import SECRET, VOLUME
 from nodus.core.kinds.storage import SecretSpec, VolumeSpec
 from nodus.server.kinds.base import Admission, Draft
@@ -28,6 +29,17 @@ class SecretAdmission(Admission[SecretSpec]):
     """Takes values in and keeps them sealed beside the object, one row a version; the object never holds any."""
 
     defaults: ClassVar = {"type": "Opaque"}
+
+    def prepare(self, draft: Draft) -> SecretSpec | None:
+        """Decode without quoting any value in a message."""
+        spec = super().prepare(draft)
+        draft.causes[:] = [
+            Cause(cause.field, cause.reason, "a string is expected")
+            if cause.field.startswith("spec.stringData") and cause.reason == "FieldValueInvalid"
+            else cause
+            for cause in draft.causes
+        ]
+        return spec
 
     def admit(self, conn: Connection, services: Services, draft: Draft, spec: SecretSpec) -> None:
         """Check names and sizes. Messages never quote a value."""
