@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from nodus.grader import PROTOCOL_VERSION
+from nodus.grader import PROTOCOL_VERSION, process
 from nodus.grader.loading import EnvironmentFault, Refused, load
 from nodus.grader.tasks import ordered, public_line
 from nodus.grader.worker import DEFAULT_TIMEOUT_S, Output, serve
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--name", default=os.environ.get("NODUS_ENVIRONMENT", "environment"))
     root.add_argument("--version", default=os.environ.get("NODUS_ENVIRONMENT_VERSION", "0.0.0"))
     root.add_argument("--output-fd", type=int, help="descriptor for results; standard output when absent")
+    root.add_argument("--lifeline-fd", type=int, help="descriptor of a pipe; when its last writer is gone, so are we")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="print what the environment is, as JSON")
     tasks = commands.add_parser("tasks", help="print one JSON line for each task of a split")
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     # whatever the environment prints goes nowhere: only this descriptor carries results
     output = Output.take_over(options.output_fd)
+    if options.lifeline_fd is not None:
+        process.end_with_writer(options.lifeline_fd)
     try:
         if not options.loader:
             raise Refused("no loader: name the environment's module with --loader or NODUS_ENVIRONMENT_LOADER")
@@ -71,7 +74,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     sys.path += options.library
     environment = load(options.loader, options.path or ["/opt/environment"], options.name, options.version)
     if options.command == "grade":
-        return serve(environment, output, timeout_s=options.timeout)
+        return serve(environment, output, timeout_s=options.timeout, lifeline_fd=options.lifeline_fd)
     if options.command == "tasks":
         for task in ordered(environment.split(options.split), options.seed):
             output.line(public_line(task, answers=options.answers))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import select
 import shutil
 import signal
 import stat
@@ -20,6 +22,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def hide_memory() -> None:
     """Close this process to others of its uid: /proc/PID/mem, environ, fd, and ptrace."""
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def end_with_writer(descriptor: int) -> None:
+    """End this process, at once and whatever it is doing, when the last writer of a pipe is gone.
+
+    The kernel then sends SIGIO, and its handler is the C library's ``_exit`` itself: it works while the environment
+    hangs inside C code, where Python could run no handler. Nothing may ever be written to the pipe.
+    """
+    _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    _libc.signal(signal.SIGIO, ctypes.cast(_libc._exit, ctypes.c_void_p))
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    os.set_inheritable(descriptor, False)
+    if select.select([descriptor], [], [], 0)[0]:
+        os._exit(signal.SIGIO)  # it was gone before there was a handler
 
 
 def is_namespace_init() -> bool:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -256,28 +256,54 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
 """
 
 
-def test_killed_server_takes_its_graders_and_their_daemons_along(tmp_path: Path, specify: Specify) -> None:
-    source = textwrap.dedent(
-        """
-        import os, time
-        def tasks(split): return [(split, "a")]
-        def reward(completion, answer):
-            if os.fork() == 0:
-                os.setsid()
-                if os.fork() == 0:
-                    time.sleep(600)
-                os._exit(0)
-            time.sleep(9)
-            return 1
-        """
-    )
+DAEMONS = """
+import os, time
+def tasks(split): return [(split, "a")]
+def reward(completion, answer):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    time.sleep(9)
+    return 1
+"""
+# hangs inside C code, where Python runs no signal handlers and no other thread gets a turn
+HANGS_AT_IMPORT = """
+if %r in open("/proc/self/cmdline").read().split("\\0"):
+    9 ** 9 ** 9
+def tasks(split): return [(split, "a")]
+def reward(completion, answer): return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "processes"),
+    [
+        pytest.param(DAEMONS, 9, id="rewards with daemons"),  # the server; of each grader: bwrap, 1, completion, daemon
+        pytest.param(HANGS_AT_IMPORT % "grade", 5, id="graders that hang at import"),
+    ],
+)
+def test_killed_server_takes_its_graders_along(source: str, processes: int, tmp_path: Path, specify: Specify) -> None:
     name, spec = specify(source)
     command = [sys.executable, "-c", SERVER, str(tmp_path), name, spec["package"]["source"]["blob"]]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         try:
             assert server.stdout is not None and server.stdout.readline() == b"grading\n"
-            # the server, two graders and their bubblewrap, two completions, two daemons
-            eventually(lambda: len(processes_with(name)) >= 9, timeout_s=30)
+            eventually(lambda: len(processes_with(name)) >= processes, timeout_s=30)
+        finally:
+            server.kill()
+    started = time.monotonic()
+    nothing_left_of(name)
+    assert time.monotonic() - started < 4.0, "they must die with the server, not when they are done"
+
+
+def test_killed_server_takes_an_environment_that_hangs_while_it_lists_along(tmp_path: Path, specify: Specify) -> None:
+    name, spec = specify(HANGS_AT_IMPORT % "tasks")
+    command = [sys.executable, "-c", SERVER, str(tmp_path), name, spec["package"]["source"]["blob"]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        try:
+            eventually(lambda: len(processes_with(name)) >= 3, timeout_s=30)
         finally:
             server.kill()
     nothing_left_of(name)

@@ -67,20 +67,23 @@ class RunnerFailed(Exception):
         self.trace = trace
 
 
-def grader_spec(environment: ResolvedEnvironment, command: list[str], output_fd: int, mode: Mode | None) -> SandboxSpec:
+def grader_spec(
+    environment: ResolvedEnvironment, command: list[str], output_fd: int, lifeline_fd: int, mode: Mode | None
+) -> SandboxSpec:
     """Return the sandbox of one runner.
 
     Args:
         environment: What it loads.
         command: The runner's command with its options, such as ``["tasks", "--split", "test"]``.
         output_fd: The private descriptor of its results.
+        lifeline_fd: The read end of a pipe that the server holds the other end of.
         mode: ``unsafe`` gives host paths, for a run without isolation.
     """
     view = _host_view(environment) if mode == "unsafe" else _sandbox_view(environment)
     # -S and -P: nothing is imported that was not named; not -I, which would ignore PYTHONHASHSEED
     argv = [interpreter(), "-S", "-s", "-P", "-B", f"{view.nodus}/nodus/grader"]
     argv += ["--loader", environment.loader, "--path", view.environment, "--name", environment.name]
-    argv += ["--version", environment.version, "--output-fd", str(output_fd)]
+    argv += ["--version", environment.version, "--output-fd", str(output_fd), "--lifeline-fd", str(lifeline_fd)]
     for directory in view.packages:
         argv += ["--library", directory]
     extra = {"OPENBLAS_CORETYPE": os.environ["OPENBLAS_CORETYPE"]} if "OPENBLAS_CORETYPE" in os.environ else {}
@@ -149,23 +152,67 @@ class Launcher:
         """End the thread; what it started ends with it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def start(self, environment: ResolvedEnvironment, command: list[str]) -> tuple[SandboxProcess, int]:
-        """Start a runner; return it (stdin and stderr are pipes) with the read end of its results.
+    def start(self, environment: ResolvedEnvironment, command: list[str]) -> Runner:
+        """Start a runner.
 
         Raises:
             SandboxError: When no sandbox can be started.
         """
-        read_end, write_end = os.pipe()
+        results, output = os.pipe()
+        lifeline, held = os.pipe()
         try:
-            spec = grader_spec(environment, command, write_end, self.mode)
+            spec = grader_spec(environment, command, output, lifeline, self.mode)
             pipe = subprocess.PIPE
-            process = launch(spec, stdin=pipe, stderr=pipe, pass_fds=[write_end], mode=self.mode)
+            process = launch(spec, stdin=pipe, stderr=pipe, pass_fds=[output, lifeline], mode=self.mode)
         except BaseException:
-            os.close(read_end)
+            os.close(results)
+            os.close(held)
             raise
         finally:
-            os.close(write_end)
-        return process, read_end
+            os.close(output)
+            os.close(lifeline)
+        return Runner(process, results, held)
+
+
+class Runner:
+    """A runner's sandbox and the server's ends of its pipes.
+
+    Args:
+        process: The sandbox; stdin and stderr are pipes.
+        results: Where its result lines are read.
+        lifeline: What keeps it alive: it ends when this is closed, as it is when the server dies.
+
+    Attributes:
+        process: The sandbox.
+        results: Where its result lines are read.
+        log: The end of what it wrote to its standard error.
+    """
+
+    def __init__(self, process: SandboxProcess, results: int, lifeline: int) -> None:
+        self.process = process
+        self.results = results
+        self.log = StderrTail(process)
+        self._lifeline = lifeline
+
+    @property
+    def stdin(self) -> int:
+        """Where its requests are written."""
+        assert self.process.popen.stdin is not None
+        return self.process.popen.stdin.fileno()
+
+    def close_stdin(self) -> None:
+        """Say that no more requests come."""
+        if self.process.popen.stdin:
+            with contextlib.suppress(OSError):
+                self.process.popen.stdin.close()
+
+    def close(self) -> None:
+        """End it and everything in its sandbox, and close every pipe."""
+        self.process.kill_tree()
+        self.close_stdin()
+        os.close(self.results)
+        os.close(self._lifeline)
+        self.log.close()
 
 
 async def run_once(
@@ -177,29 +224,25 @@ async def run_once(
         RunnerFailed: When it fails, is too slow or says too much; the message says which.
         SandboxError: When no sandbox can be started.
     """
-    process, read_end = await launcher.call(lambda: launcher.start(environment, command))
-    return await asyncio.to_thread(_collect, process, read_end, timeout_s, limit_bytes)
+    runner = await launcher.call(lambda: launcher.start(environment, command))
+    return await asyncio.to_thread(_collect, runner, timeout_s, limit_bytes)
 
 
-def _collect(process: SandboxProcess, read_end: int, timeout_s: float, limit_bytes: int) -> list[dict[str, Any]]:
-    log = StderrTail(process)
+def _collect(runner: Runner, timeout_s: float, limit_bytes: int) -> list[dict[str, Any]]:
     deadline = time.monotonic() + timeout_s
     data = bytearray()
     try:
-        if process.popen.stdin:
-            process.popen.stdin.close()
-        while select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            chunk = os.read(read_end, 1 << 20)
+        runner.close_stdin()
+        while select.select([runner.results], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            chunk = os.read(runner.results, 1 << 20)
             if not chunk:
-                return _lines(bytes(data), process.wait(timeout_s), process, log)
+                return _lines(bytes(data), runner.process.wait(timeout_s), runner.process, runner.log)
             data += chunk
             if len(data) > limit_bytes:
                 raise RunnerFailed(f"the environment lists more than {limit_bytes // MIB} MiB of tasks")
-        raise RunnerFailed(f"the environment took longer than {timeout_s:g} s and was stopped", log.text())
+        raise RunnerFailed(f"the environment took longer than {timeout_s:g} s and was stopped", runner.log.text())
     finally:
-        process.kill_tree()
-        os.close(read_end)
-        log.close()
+        runner.close()
 
 
 def _lines(data: bytes, code: int, process: SandboxProcess, log: StderrTail) -> list[dict[str, Any]]:

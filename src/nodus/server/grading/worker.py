@@ -6,7 +6,6 @@ more than ``IN_FLIGHT`` completions are inside at a time: those behind a slow on
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -15,9 +14,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from nodus.server.compute.local.sandbox import SandboxError, SandboxProcess
+from nodus.server.compute.local.sandbox import SandboxError
 from nodus.server.grading.environments import ResolvedEnvironment
-from nodus.server.grading.runner import Launcher, StderrTail
+from nodus.server.grading.runner import Launcher, Runner
 from nodus.server.grading.verdicts import Completion, Evidence
 
 IN_FLIGHT = 4
@@ -98,9 +97,7 @@ class Grader:
         self._received = bytearray()
         self._head_since = 0.0
         self._oom_seen = 0
-        self._process: SandboxProcess | None = None
-        self._log: StderrTail | None = None
-        self._read_end = -1
+        self._runner: Runner | None = None
         self.served = 0
 
     @property
@@ -116,40 +113,31 @@ class Grader:
         """
         command = ["grade", "--timeout", f"{self._environment.timeout_s:g}"]
         try:
-            started = self._launcher.call_sync(lambda: self._launcher.start(self._environment, command))
+            self._runner = self._launcher.call_sync(lambda: self._launcher.start(self._environment, command))
         except (SandboxError, OSError, RuntimeError) as error:
             raise StartFailed(str(error), Evidence(["bwrap"], "none", 0.0)) from None
-        self._process, self._read_end = started
-        self._log = StderrTail(self._process)
-        for descriptor in (self._read_end, self._stdin()):
+        for descriptor in (self._runner.results, self._runner.stdin):
             os.set_blocking(descriptor, False)
         begun = time.monotonic()
         line = self._first_line(begun + START_TIMEOUT_S)
         if line.get("ready") is True:
             return
         evidence = self._evidence((time.monotonic() - begun) * 1000, ended=True)
-        trace = str(line.get("traceback") or "") or self._log.text()
+        trace = str(line.get("traceback") or "") or self._runner.log.text()
         if "refused" in line:
             raise StartFailed(str(line["refused"]), evidence, refused=True, trace=trace)
         raise StartFailed(f"the grader did not start: {self._cause(evidence)}", evidence, trace=trace)
 
     def interrupt(self) -> None:
         """End the grader from another thread; its own thread then sees its end."""
-        if self._process is not None:
-            self._process.interrupt()
+        if self._runner is not None:
+            self._runner.process.interrupt()
 
     def close(self) -> None:
         """End the grader and everything in its sandbox; what was inside is lost."""
-        if self._process is None:
-            return
-        self._process.kill_tree()
-        if self._process.popen.stdin:
-            with contextlib.suppress(OSError):
-                self._process.popen.stdin.close()
-        os.close(self._read_end)
-        if self._log:
-            self._log.close()
-        self._process = None
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
     def send(self, request: Request) -> None:
         """Queue a completion for it."""
@@ -173,9 +161,9 @@ class Grader:
         Raises:
             GraderDied: When none will come.
         """
+        results, stdin = self._running().results, self._running().stdin
         poller = select.poll()
-        poller.register(self._read_end, select.POLLIN)
-        stdin = self._stdin()
+        poller.register(results, select.POLLIN)
         deadline = self._head_since + self._environment.timeout_s + ANSWER_GRACE_S
         writing = False
         while True:
@@ -188,14 +176,14 @@ class Grader:
                 raise self._died("the grader stopped answering and was killed")
             if stdin in events:
                 self._write(stdin)
-            if self._read_end in events:
-                replies = self._read()
+            if results in events:
+                replies = self._read(results)
                 if replies:
                     return replies
 
-    def _stdin(self) -> int:
-        assert self._process is not None and self._process.popen.stdin is not None
-        return self._process.popen.stdin.fileno()
+    def _running(self) -> Runner:
+        assert self._runner is not None
+        return self._runner
 
     def _write(self, stdin: int) -> None:
         try:
@@ -205,9 +193,9 @@ class Grader:
         except BrokenPipeError:
             self._unsent.clear()  # it ended; the reading side says how
 
-    def _read(self) -> list[Reply]:
+    def _read(self, results: int) -> list[Reply]:
         try:
-            chunk = os.read(self._read_end, 1 << 16)
+            chunk = os.read(results, 1 << 16)
         except BlockingIOError:
             return []
         if not chunk:
@@ -227,8 +215,8 @@ class Grader:
         duration_ms, self._head_since = (now - self._head_since) * 1000, now
         self.served += 1
         oom = False
-        if b"InfrastructureFailure" in line and self._process is not None:
-            kills = self._process.usage().oom_kills
+        if b"InfrastructureFailure" in line:
+            kills = self._running().process.usage().oom_kills
             oom, self._oom_seen = kills > self._oom_seen, kills
         return Reply(request, self._evidence(duration_ms, output=line, oom=oom, tries=request.tries))
 
@@ -246,8 +234,7 @@ class Grader:
     def _evidence(
         self, duration_ms: float, *, output: bytes = b"", oom: bool = False, tries: int = 1, ended: bool = False
     ) -> Evidence:
-        assert self._process is not None
-        process, code = self._process, None
+        process, code = self._running().process, None
         if ended:
             code = process.kill_tree()
             oom = process.usage().oom_kills > self._oom_seen
@@ -255,11 +242,11 @@ class Grader:
 
     def _first_line(self, deadline: float) -> dict[str, Any]:
         """Return the line a grader starts with; an empty object when it ends, or takes too long, without one."""
-        data = bytearray()
+        results, data = self._running().results, bytearray()
         while b"\n" not in data and len(data) < _LINE_BYTES:
-            if not select.select([self._read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not select.select([results], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return {}
-            chunk = os.read(self._read_end, 1 << 16)
+            chunk = os.read(results, 1 << 16)
             if not chunk:
                 return {}
             data += chunk

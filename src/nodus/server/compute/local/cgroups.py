@@ -133,7 +133,7 @@ class Cgroup:
     """One sandbox's control group.
 
     Attributes:
-        name: Its directory name, ``nodus-<pid of the maker>-<random>``.
+        name: Its directory name, which says who made it: ``nodus-<pid namespace>-<pid>-<start time>-<random>``.
         version: 1 or 2.
         directories: Controller to directory.
     """
@@ -246,7 +246,7 @@ def create(limits: Limits) -> Cgroup | None:
     place = hierarchy()
     if place is None:
         return None
-    name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    name = f"{PREFIX}{_maker(os.getpid())}-{secrets.token_hex(4)}"
     wanted = {"memory", "pids"} | ({"cpu"} if limits.cpu is not None else set())
     parents = {key: path for key, path in place.parents.items() if key == "" or key in wanted}
     group = Cgroup(name, place.version, {key: path / name for key, path in parents.items()})
@@ -271,14 +271,31 @@ def _write(directory: Path | None, file: str, value: str, required: bool) -> Non
 
 
 def sweep() -> int:
-    """Remove groups whose maker is gone and that hold no process; return how many. For a server's start."""
+    """End what is left of sandboxes whose maker is gone, and remove their groups; return how many. For a start.
+
+    A maker is known by pid namespace, pid and start time, so that neither a reused pid nor a server in another
+    container is mistaken for it.
+    """
     place = hierarchy()
     if place is None:
         return 0
     removed = 0
     for parent in place.parents.values():
-        for directory in parent.glob(f"{PREFIX}*-*"):
-            maker = directory.name[len(PREFIX) :].split("-")[0]
-            if maker.isdigit() and not Path(f"/proc/{maker}").exists():
-                removed += _remove(directory)
+        for directory in parent.glob(f"{PREFIX}*-*-*-*"):
+            namespace, pid, *_ = directory.name[len(PREFIX) :].split("-")
+            if namespace == _pid_namespace() and not directory.name.startswith(f"{PREFIX}{_maker(int(pid))}-"):
+                removed += Cgroup(directory.name, place.version, {"": directory}).remove()
     return removed
+
+
+def _pid_namespace() -> str:
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _maker(pid: int) -> str:
+    """Return a process as group names have it; one that is gone has no start time."""
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "gone"
+    return f"{_pid_namespace()}-{pid}-{started}"
