@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,11 @@ class Api:
         exchange = await self.stream(method, path, query=query, headers=headers, timeout_s=timeout_s)
         rest = b""
         try:
-            async for chunk in exchange.chunks():
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    yield line
+            async with aclosing(exchange.chunks()) as chunks:
+                async for chunk in chunks:
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line
             if rest:
                 yield rest
         except TransportError as error:

@@ -102,6 +102,7 @@ async def save(exchange: Exchange, target: Path, name: str, digest: str | None) 
     except TransportError as error:
         raise ConnectionFailed(f"downloading {name!r} broke off: {error}", fix="Try again.") from error
     finally:
+        await exchange.close()
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
     return target

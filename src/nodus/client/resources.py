@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from nodus.client.apply import prepare, three_way_patch
@@ -144,15 +145,16 @@ class Resources:
                 "fieldSelector": fields,
             }
             try:
-                async for line in self.api.lines("GET", path, query=query):
-                    broken_since = None
-                    change = json.loads(line)
-                    item = change["object"]
-                    if change["type"] == "ERROR":
-                        raise from_status(item, int(item.get("code") or 500))
-                    seen = str((item.get("metadata") or {}).get("resourceVersion") or seen or "") or None
-                    if change["type"] != "BOOKMARK":
-                        yield change["type"], item
+                async with aclosing(self.api.lines("GET", path, query=query)) as lines:
+                    async for line in lines:
+                        broken_since = None
+                        change = json.loads(line)
+                        item = change["object"]
+                        if change["type"] == "ERROR":
+                            raise from_status(item, int(item.get("code") or 500))
+                        seen = str((item.get("metadata") or {}).get("resourceVersion") or seen or "") or None
+                        if change["type"] != "BOOKMARK":
+                            yield change["type"], item
             except Expired:
                 seen = None
             except ConnectionFailed:
@@ -319,14 +321,16 @@ class Resources:
         if left_s <= 0:
             return None
         try:
-            async for line in self.api.lines("GET", path, query=query, timeout_s=min(120.0, left_s)):
-                change = json.loads(line)
-                if change["type"] == "DELETED":
-                    raise NotFound(f"{info.singular} {name!r} was deleted meanwhile")
-                if change["type"] in ("ADDED", "MODIFIED"):
-                    return dict(change["object"])
-                if deadline is not None and time.monotonic() >= deadline:
-                    return None
+            silence_s = min(120.0, left_s)
+            async with aclosing(self.api.lines("GET", path, query=query, timeout_s=silence_s)) as lines:
+                async for line in lines:
+                    change = json.loads(line)
+                    if change["type"] == "DELETED":
+                        raise NotFound(f"{info.singular} {name!r} was deleted meanwhile")
+                    if change["type"] in ("ADDED", "MODIFIED"):
+                        return dict(change["object"])
+                    if deadline is not None and time.monotonic() >= deadline:
+                        return None
         except ConnectionFailed:
             pass  # the stream broke or fell silent: the deadline or the next GET says which
         if deadline is not None and time.monotonic() >= deadline:

@@ -13,13 +13,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from nodus.client.blocking import is_blocking
 
@@ -58,7 +58,7 @@ class Exchange(Protocol):
     headers: Mapping[str, str]
     """Names in lower case."""
 
-    def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives."""
 
     async def read(self) -> bytes:
@@ -75,6 +75,8 @@ class Transport:
         self._socket_path = socket_path
         self._certificate_authority = certificate_authority
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+        # Nobody has to close a client: its sockets go with it.
+        finalize(self, _close_all, self._idle)
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
         # One client an event loop: httpx's connections belong to the loop that made them.
@@ -93,10 +95,7 @@ class Transport:
     def close(self) -> None:
         """Close idle connections. The transport can still be used afterwards."""
         with self._lock:
-            idle, self._idle = self._idle, {}
-        for connections in idle.values():
-            for connection in connections:
-                connection.close()
+            _close_all(self._idle)
 
     # ---------------------------------------------------------------------------------------------- blocking
     def _open_blocking(self, request: Request) -> Exchange:
@@ -187,6 +186,13 @@ class Transport:
         return client
 
 
+def _close_all(idle: dict[str, list[http.client.HTTPConnection]]) -> None:
+    for connections in idle.values():
+        for connection in connections:
+            connection.close()
+    idle.clear()
+
+
 async def pause(seconds: float) -> None:
     """Wait, on the thread in a blocking call, in the event loop otherwise."""
     if is_blocking():
@@ -240,8 +246,9 @@ class _BlockingExchange:
         self.status = response.status
         self.headers: Mapping[str, str] = {name.lower(): value for name, value in response.getheaders()}
         self._response, self._connection, self._done = response, connection, done
+        self._ended = False
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         for chunk in self._chunks():
             yield chunk
 
@@ -267,6 +274,9 @@ class _BlockingExchange:
         self._end(reusable=False)
 
     def _end(self, *, reusable: bool) -> None:
+        if self._ended:
+            return  # read to its end and then closed: the connection may serve another request by now
+        self._ended = True
         reusable = reusable and not self._response.will_close
         self._response.close()
         if reusable:
@@ -281,7 +291,7 @@ class _AsyncExchange:
         self.headers: Mapping[str, str] = {name.lower(): value for name, value in response.headers.items()}
         self._response = response
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         import httpx
 
         try:

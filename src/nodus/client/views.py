@@ -100,6 +100,7 @@ class LiveView:
         )
         self._stages: dict[str, TaskID] = {}
         self._current: str | None = None
+        self._note = "Queued"
         self._live = Live(self._render(), console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> LiveView:
@@ -130,7 +131,10 @@ class LiveView:
         if stage != self._current:
             self._finish_current()
             self._current = stage
-        text = STAGE_TEXT.get(stage, stage) + (f" [dim]{message}[/]" if message else "")
+        self._note = "" if stage in STAGE_TEXT else f"{stage}{f': {message}' if message else ''}"
+        if stage not in STAGE_TEXT:
+            return
+        text = STAGE_TEXT[stage] + (f" [dim]{message}[/]" if message else "")
         if stage in self._stages:
             self._bars.update(self._stages[stage], description=text)
         else:
@@ -141,6 +145,7 @@ class LiveView:
             return
         bar = self._stages[self._current]
         total = next(task.total for task in self._bars.tasks if task.id == bar)
+        # An update that was not seen must not leave the bar of a finished stage short of its end.
         self._bars.update(bar, completed=total or 1, total=total or 1)
 
     def _step(self, metrics: Record) -> None:
@@ -150,11 +155,12 @@ class LiveView:
         self._bars.update(self._stages["Training"], completed=int(metrics["step"]), total=metrics.get("totalSteps"))
 
     def _scores(self, summary: Record) -> None:
+        held_out = (self._run.spec.get("environment") or {}).get("heldOutTasks")
         for part, stage in (("baseline", "Baseline"), ("evaluation", "Evaluating")):
             scored = summary.get(part)
             if scored and stage in self._stages:
                 done = sum(int(scored.get(key) or 0) for key in ("passed", "failed", "errors"))
-                self._bars.update(self._stages[stage], completed=done, total=scored.get("tasks"))
+                self._bars.update(self._stages[stage], completed=done, total=held_out or scored.get("tasks"))
 
     def _render(self) -> Group:
         from rich.console import Group
@@ -166,7 +172,7 @@ class LiveView:
         for step in sorted(self._steps)[-TABLE_ROWS:]:
             table.add_row(*step_cells(self._steps[step]))
         rewards = [self._steps[step].get("reward") for step in sorted(self._steps)]
-        parts: list[Any] = [self._bars]
+        parts: list[Any] = [self._bars, *([f"[dim]{self._note}[/]"] if self._note else [])]
         if self._steps:
             parts += ["", table, f"reward {sparkline([float(value) for value in rewards if value is not None])}"]
         return Group(*parts)

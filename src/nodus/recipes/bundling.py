@@ -201,7 +201,8 @@ class _Packer:
             )
         if self._from_star_import(source, name) or self._from_session(name, where):
             return
-        if not hasattr(builtins, name):
+        # The branch of an `if` or `try` that was not taken may name what is not here (an older Python's builtin).
+        if not hasattr(builtins, name) and not isinstance(user, ast.If | ast.Try):
             self._missing(source, name, where)
 
     def _from_star_import(self, source: Source, name: str) -> bool:
@@ -290,7 +291,7 @@ class _Packer:
         origins: dict[int, str] = {}
         # Sources were entered when they were first needed; what a cell needs of another was entered after it.
         for source in reversed(list(self._taken)):
-            for statement in sorted(self._taken[source], key=span):
+            for statement in sorted(self._taken[source], key=source.statements.index):
                 lines.append("")
                 for number, text in self._text(source, statement):
                     lines.append(text)

@@ -1,0 +1,202 @@
+"""The command line's parts that need no server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from nodus import errors
+from nodus.cli.commands.wait import _split
+from nodus.cli.estimates import estimate_line
+from nodus.cli.formats import as_list, check_format, to_yaml, typed_name
+from nodus.cli.jsonpath import JsonPathError, find, render
+from nodus.cli.manifests import read_manifests
+from nodus.cli.render import error_lines
+from nodus.cli.tables import TablePrinter, plain_table
+from nodus.client.http import ConnectionFailed
+
+DOCUMENT = {
+    "metadata": {"name": "x", "labels": {"nodus.dev/a": "b"}},
+    "status": {"phase": "Running", "outputs": [{"name": "a"}, {"name": "b/c"}], "count": 3, "final": True, "none": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{.status.phase}", "Running"),
+        (".status.phase", "Running"),
+        ("{$.status.phase}", "Running"),
+        ("{.status.outputs[*].name}", "a b/c"),
+        ("{.status.outputs[1].name}", "b/c"),
+        ("{.status.outputs[-1].name}", "b/c"),
+        ("{.metadata.labels['nodus.dev/a']}", "b"),
+        ("{.status.count}", "3"),
+        ("{.status.final}", "true"),
+        ("{.status.missing.deeper}", ""),
+        ("{.status.outputs[9].name}", ""),
+        ('{.metadata.name}{"\\t"}{.status.phase}{"\\n"}', "x\tRunning\n"),
+        ("name={.metadata.name}", "name=x"),
+        ("{.metadata.labels}", '{"nodus.dev/a":"b"}'),
+        ("{.}", json.dumps(DOCUMENT, separators=(",", ":"))),
+    ],
+)
+def test_jsonpath_finds(template: str, expected: str) -> None:
+    assert render(template, DOCUMENT) == expected
+
+
+@pytest.mark.parametrize("path", ["{.a[?(@.b)]}", "{.a..b}", "{.a[}"])
+def test_jsonpath_that_is_not_understood_is_refused(path: str) -> None:
+    with pytest.raises(JsonPathError, match="not understood"):
+        find(path, DOCUMENT)
+
+
+def test_jsonpath_range_points_to_another_way() -> None:
+    with pytest.raises(JsonPathError, match="not supported"):
+        render("{range .items[*]}{.name}{end}", DOCUMENT)
+
+
+TABLE = {
+    "columnDefinitions": [{"name": "Name"}, {"name": "Max-Cost"}, {"name": "Offering", "priority": 1}],
+    "rows": [
+        {"cells": ["a", "$5", "cpu"], "object": {"metadata": {"name": "a", "namespace": "p", "labels": {"k": "v"}}}},
+        {"cells": ["longer-name", None, True]},
+    ],
+}  # fmt: skip
+
+
+def test_table_prints_the_servers_columns() -> None:
+    assert TablePrinter().lines(TABLE) == ["NAME          MAX-COST", "a             $5", "longer-name"]
+
+
+def test_table_wide_and_with_project_and_labels() -> None:
+    assert TablePrinter(wide=True, project_column=True, show_labels=True).lines(TABLE) == [
+        "NAMESPACE   NAME          MAX-COST   OFFERING   LABELS",
+        "p           a             $5         cpu        k=v",
+        "            longer-name              true       <none>",
+    ]
+
+
+def test_table_header_comes_once_and_widths_stay() -> None:
+    printer = TablePrinter()
+    printer.lines(TABLE)
+    assert printer.lines({"rows": [{"cells": ["b", "$1"]}]}) == ["b             $1"]
+
+
+def test_plain_table_has_the_same_layout() -> None:
+    assert plain_table(("NAME", "SIZE"), [("a", 1), ("bb", None)]) == ["NAME   SIZE", "a      1", "bb"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("'{.status.phase}'=Succeeded", ("{.status.phase}", "Succeeded")),
+        ("{.status.phase}=Succeeded", ("{.status.phase}", "Succeeded")),
+        ("'{.status.phase}'='Succeeded'", ("{.status.phase}", "Succeeded")),
+        ("{.status.job}", ("{.status.job}", None)),
+        (".status.phase=Ready", (".status.phase", "Ready")),
+    ],
+)
+def test_wait_condition_is_split(text: str, expected: tuple[str, str | None]) -> None:
+    assert _split(text) == expected
+
+
+def test_error_shows_causes_fix_and_request() -> None:
+    error = errors.Invalid(
+        "TrainingJob is invalid",
+        fix="Correct it.",
+        request_id="req_1",
+        causes=[errors.Cause("spec.a", "x", "unknown field")],
+    )
+    assert error_lines(error) == [
+        "Error from server (Invalid): TrainingJob is invalid", "  spec.a: unknown field", "fix: Correct it.", "request-id: req_1",
+    ]  # fmt: skip
+
+
+def test_error_of_this_machine_does_not_blame_the_server() -> None:
+    assert error_lines(ConnectionFailed("nothing listens"))[0] == "error: nothing listens"
+
+
+def test_missing_key_says_how_to_get_one() -> None:
+    assert "nodus login --with-token" in error_lines(errors.Unauthorized("no key"))[1]
+
+
+def test_names_and_lists() -> None:
+    assert typed_name({"kind": "TrainingJob", "metadata": {"name": "x"}}) == "trainingjob.nodus.dev/x"
+    assert as_list([{"a": 1}]) == {"apiVersion": "v1", "kind": "List", "items": [{"a": 1}]}
+
+
+def test_yaml_is_readable_and_reads_back() -> None:
+    import yaml
+
+    shared = {"x": 1}
+    obj = {"b": "two\nlines\n", "a": shared, "again": shared, "unit": "9", "on": "on", "empty": None}
+    text = to_yaml(obj)
+    assert yaml.safe_load(text) == obj
+    assert text.startswith("b: |\n  two\n  lines\n") and "&id" not in text
+
+
+def test_unknown_format_lists_those_there_are() -> None:
+    with pytest.raises(click.UsageError, match="Did you mean 'json'"):
+        check_format("jsn", ("json", "yaml"))
+
+
+# Manifests
+def test_manifests_come_in_file_order(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_text("apiVersion: v1\nkind: B\n---\n---\napiVersion: v1\nkind: C\n")
+    (tmp_path / "a.json").write_text(
+        '{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "A"}]}'
+    )
+    (tmp_path / "notes.txt").write_text("no manifest")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "d.yml").write_text("apiVersion: v1\nkind: D\n")
+    assert [doc["kind"] for doc in read_manifests([str(tmp_path)])] == ["A", "B", "C"]
+    assert [doc["kind"] for doc in read_manifests([str(tmp_path)], recursive=True)] == ["A", "B", "C", "D"]
+
+
+def test_manifest_times_stay_text(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("apiVersion: v1\nkind: A\nspec: {expires: 2026-01-31T12:00:00Z, version: '1.0'}\n")
+    assert read_manifests([str(tmp_path / "m.yaml")])[0]["spec"]["expires"] == "2026-01-31T12:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [", "is not valid YAML"),
+        ("- 1\n- 2\n", "document 1 of .* has no apiVersion and kind"),
+        ("apiVersion: v1\n", "has no apiVersion and kind"),
+        ("", "there are no objects in"),
+    ],
+)
+def test_bad_manifest_is_wrong_usage(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "m.yaml").write_text(content)
+    with pytest.raises(click.UsageError, match=message):
+        read_manifests([str(tmp_path / "m.yaml")])
+
+
+def test_missing_manifest_is_wrong_usage() -> None:
+    with pytest.raises(click.UsageError, match=r"nope\.yaml can't be read: No such file"):
+        read_manifests(["nope.yaml"])
+
+
+# Plans
+@pytest.mark.parametrize(
+    ("estimate", "line"),
+    [
+        (None, "job/x (dry run) · no estimate"),
+        (
+            {"topology": {"nodes": 2, "gpusPerNode": 8}, "costUSD": {"p50": "0.50", "p90": "0.80"},
+             "startup": {"cold": {"p50": "1m", "p90": "2m"}}, "gangHoldUSD": "4.00",
+             "blockingReasons": [{"code": "NoGPU", "message": "no H100 here"}], "warnings": [{"code": "Slow", "message": "slow"}]},
+            "job/x (dry run) · 2 nodes × 8 GPUs · est. $0.50–0.80 · starts in ~1m–2m · gang hold $4.00 · blocked: no H100 here · slow",
+        ),
+        ({"topology": {"nodes": 1, "gpusPerNode": 0}, "costUSD": {"p50": "0.00", "p90": "0.00"}}, "job/x (dry run) · 1 node, CPU · est. $0.00"),
+    ],
+)  # fmt: skip
+def test_estimate_in_one_line(estimate: Any, line: str) -> None:
+    obj = {"kind": "Job", "metadata": {"name": "x"}, "status": {"estimate": estimate}}
+    assert estimate_line(obj, dry_run=True) == line

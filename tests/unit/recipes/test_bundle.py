@@ -1,0 +1,195 @@
+"""The archive: what is in it, that it is the same every time, and that the reward was tried before."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodus.errors import RewardError, TasksError
+from nodus.recipes.bundle import LIMIT_BYTES, check_requirements, make_bundle
+from nodus.recipes.tasks import Task
+
+TRAIN: list[Task] = [{"prompt": f"p{n}", "answer": str(n)} for n in range(4)]
+TEST: list[Task] = [{"prompt": "q", "answer": "q"}]
+RewardOf = Callable[[str], Any]
+
+
+@pytest.fixture
+def reward_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RewardOf:
+    """Write a file and return the reward in it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text: str) -> Any:
+        name = f"my_reward_{len(list(tmp_path.iterdir()))}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        module = __import__(name)
+        sys.modules.pop(name)
+        return module.reward
+
+    return write
+
+
+GOOD = """
+    def reward(completion, answer):
+        if not completion:
+            return None
+        return float(completion == answer)
+"""
+
+
+def test_bundle_holds_module_reward_and_tasks(reward_of: RewardOf) -> None:
+    bundle = make_bundle(reward_of(GOOD), TRAIN, TEST)
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+        names = archive.getnames()
+        data = archive.extractfile("nodus_task_data.json")
+        assert data is not None
+        assert json.load(data) == {"train": TRAIN, "test": TEST}
+    assert names == ["nodus_reward.py", "nodus_task.py", "nodus_task_data.json"]
+
+
+def test_bundle_is_the_same_for_the_same_content(reward_of: RewardOf) -> None:
+    first, second = make_bundle(reward_of(GOOD), TRAIN, TEST), make_bundle(reward_of(GOOD), TRAIN, TEST)
+    other = make_bundle(reward_of(GOOD), TRAIN[:3], TEST)
+    assert first.archive == second.archive
+    assert first.environment_name == second.environment_name == f"rl-{first.digest[:12]}"
+    assert other.environment_name != first.environment_name
+
+
+def test_unpacked_bundle_answers_like_an_environment(reward_of: RewardOf, tmp_path: Path) -> None:
+    bundle = make_bundle(reward_of(GOOD), TRAIN, TEST)
+    root = tmp_path / "unpacked"
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+        archive.extractall(root, filter="data")
+    sys.path.insert(0, str(root))
+    try:
+        import nodus_task  # type: ignore[import-not-found]
+
+        assert [task["prompt"] for task in nodus_task.tasks("test")] == ["q"]
+        assert nodus_task.reward("1", "1") == 1.0
+    finally:
+        sys.path.remove(str(root))
+        sys.modules.pop("nodus_task", None)
+        sys.modules.pop("nodus_reward", None)
+
+
+FAILS: dict[str, tuple[str, str, str]] = {
+    "raises on an empty reply": (
+        """
+        def reward(completion, answer):
+            return float(completion[0] == answer[0])
+        """,
+        ':3: reward("", ...) raised IndexError: string index out of range',
+        "Return None or 0",
+    ),
+    "raises on an answer": (
+        """
+        def helper(text):
+            return int(text) / 0
+        def reward(completion, answer):
+            return helper(completion)
+        """,
+        ":3: reward('0', ...) raised ZeroDivisionError: division by zero",
+        "Correct the line",
+    ),
+    "returns a string": (
+        """
+        def reward(completion, answer):
+            return "good"
+        """,
+        ":2: reward('0', ...) returned 'good', a str",
+        "Return a finite number",
+    ),
+    "returns nan": (
+        """
+        def reward(completion, answer):
+            return float("nan")
+        """,
+        ":2: reward('0', ...) returned nan, a float",
+        "finite",
+    ),
+    "returns a list": ("def reward(completion, answer):\n    return [1.0]\n", "returned [1.0], a list", "finite"),
+    "reads a file": (
+        """
+        WORDS = open("words-that-are-not-there.txt").read() if not __name__.startswith("my_reward") else ""
+        def reward(completion, answer):
+            return completion in WORDS
+        """,
+        ":2: the reward's module can't be loaded on its own: FileNotFoundError",
+        "Files don't go along",
+    ),
+    "ends the process": (
+        """
+        import os
+        def reward(completion, answer):
+            os._exit(3)
+        """,
+        "ended the process (exit code 3)",
+        "don't call exit",
+    ),
+    "exits": (
+        """
+        import sys
+        def reward(completion, answer):
+            sys.exit("bye")
+        """,
+        ":4: reward('0', ...) raised SystemExit: bye",
+        "Correct",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message", "fix"), FAILS.values(), ids=list(FAILS))
+def test_reward_that_does_not_work_fails_here(reward_of: RewardOf, text: str, message: str, fix: str) -> None:
+    with pytest.raises(RewardError) as raised:
+        make_bundle(reward_of(text), TRAIN, TEST)
+    assert message in raised.value.message
+    assert fix in str(raised.value.fix)
+
+
+@pytest.mark.parametrize("value", ["None", "True", "0", "-1", "0.5", "1e6"])
+def test_reward_may_return_numbers_bools_and_none(reward_of: RewardOf, value: str) -> None:
+    assert make_bundle(reward_of(f"def reward(completion, answer):\n    return {value}\n"), TRAIN, TEST).train == 4
+
+
+def test_reward_may_print(reward_of: RewardOf) -> None:
+    text = """
+        import sys
+        def reward(completion, answer):
+            print("noise")
+            sys.stderr.write("noise")
+            return 1.0
+    """
+    assert make_bundle(reward_of(text), TRAIN, TEST).test == 1
+
+
+def test_bundle_over_the_limit_names_what_is_large(reward_of: RewardOf) -> None:
+    import random
+
+    noise = random.Random(1)
+    tasks: list[Task] = [
+        {"prompt": "".join(noise.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=1000)), "answer": "x"}
+        for _ in range(LIMIT_BYTES // 500)
+    ]
+    with pytest.raises(TasksError, match=r"at most 512 fit: nodus_task_data\.json"):
+        make_bundle(reward_of(GOOD), tasks, TEST)
+
+
+@pytest.mark.parametrize(
+    "requirement", ["rapidfuzz", "rapidfuzz>=3", "rapidfuzz==3; python_version<'3'", "git+https://x/y"]
+)
+def test_pip_wants_exact_versions(requirement: str) -> None:
+    with pytest.raises(RewardError, match="is not an exact version"):
+        check_requirements([requirement])
+
+
+def test_pip_wants_a_list() -> None:
+    with pytest.raises(RewardError, match="pip is the text"):
+        check_requirements("rapidfuzz==3.0.0")
