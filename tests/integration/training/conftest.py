@@ -54,11 +54,15 @@ def _fill(conn: Any) -> None:
     for path in sorted((CATALOG / "runtimes").glob("*.yaml")):
         document = yaml.safe_load(path.read_text())
         status = {"phase": "Ready", "managed": True}
-        objects.create(conn, KINDS[document["kind"]], "nodus", document["metadata"]["name"], document["spec"], status=status)
+        objects.create(
+            conn, KINDS[document["kind"]], "nodus", document["metadata"]["name"], document["spec"], status=status
+        )
     status = {"phase": "Ready", "digest": ENVIRONMENT_DIGEST, "splits": {"train": 200, "test": 64}}
     made = objects.create(conn, ENVIRONMENT, "nodus", "arithmetic", ENVIRONMENT_SPEC, status=status)
     versions.put(conn, made.uid, "1.0.0", ENVIRONMENT_SPEC | {"version": "1.0.0"})
-    objects.create(conn, ENVIRONMENT, "default", "pending", ENVIRONMENT_SPEC | {"version": "0.1.0"}, status={"phase": "Pending"})
+    objects.create(
+        conn, ENVIRONMENT, "default", "pending", ENVIRONMENT_SPEC | {"version": "0.1.0"}, status={"phase": "Pending"}
+    )
     cpu = {"cpu": 2, "memory": "16Gi", "count": 0, "priceUSDPerHour": "0.00"}
     objects.create(conn, OFFERING, None, "local-cpu", cpu, status={"phase": "Available"})
 

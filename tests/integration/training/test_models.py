@@ -38,7 +38,9 @@ def manager(store: Store, clock: FakeClock, services: Services, files: VolumeFil
 def make_volume(store: Store) -> Callable[..., Object]:
     def make(source: dict[str, Any], name: str = "model") -> Object:
         spec = {"accessMode": "ReadOnlyMany", "size": "1Gi", "source": source}
-        return store.write_sync(objects.create, VOLUME, "default", name, spec, status={"phase": "Pending", "revision": 0})
+        return store.write_sync(
+            objects.create, VOLUME, "default", name, spec, status={"phase": "Pending", "revision": 0}
+        )
 
     return make
 
@@ -117,7 +119,13 @@ async def test_altered_file_is_never_committed_and_a_good_retry_is(
 
 
 async def test_import_killed_in_the_middle_leaves_no_half_volume_and_goes_on(
-    store: Store, clock: FakeClock, make_volume: Any, services: Services, files: VolumeFiles, hub: FakeHub, tmp_path: Path
+    store: Store,
+    clock: FakeClock,
+    make_volume: Any,
+    services: Services,
+    files: VolumeFiles,
+    hub: FakeHub,
+    tmp_path: Path,
 ) -> None:
     commit = hub.repos["acme/tiny"].branches["main"]
     made = make_volume({"huggingface": {"repo": "acme/tiny", "revision": commit}})

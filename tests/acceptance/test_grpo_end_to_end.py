@@ -1,0 +1,225 @@
+"""GRPO from a manifest to an adapter on a real server process, and the same to the byte when parts are killed meanwhile.
+
+A tiny random model comes from a hub of this test's own; the environment is a bundle like those that users bring. One run
+is left alone. Two more, of the same configuration, run side by side: under both of them the server is killed, and the
+trainer of one of them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import signal
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nodus.server import datadir
+from nodus.server.lifecycle import DownOptions, UpOptions, down, up
+from nodus.testing.eventually import eventually
+from nodus.testing.hub import FakeHub
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(400)]
+
+TERMINAL = ("Succeeded", "Failed", "Cancelled")
+STEPS = 4
+BUNDLE = """
+import time
+
+def tasks(split):
+    count = {"train": 24, "test": 16}[split]
+    return [{"prompt": f"{split} {number}", "answer": number % 2} for number in range(count)]
+
+def reward(completion, answer):
+    time.sleep(0.1)  # a step lasts long enough to be interrupted
+    return sum(char.isdigit() and int(char) % 2 == answer for char in completion) / 8
+"""
+
+
+class Client:
+    """One server, reached with the key of its first start; found again after it was killed."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.key = ""
+        self.pid = 0
+        self.http = httpx.Client()
+
+    def start(self) -> None:
+        self.http.close()
+        started = up(UpOptions(data_dir=self.data_dir, port=0, detach=True, issue_key=not self.key))
+        self.key, self.pid = self.key or str(started.api_key), started.pid
+        self.http = httpx.Client(base_url=started.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=30)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        eventually(lambda: datadir.holder(self.data_dir) is None)
+
+    def get(self, path: str) -> Any:
+        answer = self.http.get(f"/apis/nodus.dev/{path}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def post(self, path: str, body: Any) -> Any:
+        answer = self.http.post(path, json=body)
+        assert answer.status_code < 300, answer.text
+        return answer.json()
+
+    def run(self, name: str) -> dict[str, Any]:
+        return dict(self.get(f"v1beta1/namespaces/default/trainingjobs/{name}")["status"])
+
+    def events(self, name: str, type_: str) -> list[dict[str, Any]]:
+        path = f"v1beta1/namespaces/default/trainingjobs/{name}/taskevents"
+        return list(self.get(f"{path}?eventType={type_}&limit=500")["items"])
+
+    def finished(self, name: str) -> dict[str, Any]:
+        status = eventually(lambda: _if_terminal(self.run(name)), timeout_s=180, every_s=0.2)
+        log = self.http.get(f"/apis/nodus.dev/v1/namespaces/default/jobs/{name}/log").text
+        assert status["phase"] == "Succeeded", f"{status}\n{log[-3000:]}"
+        return status
+
+    def adapter(self, name: str) -> str:
+        """Digest of the adapter's weights, downloaded and checked against what was announced."""
+        path = (
+            f"/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs/{name}/outputs/adapter/adapter_model.safetensors"
+        )
+        grant = self.http.get(path)
+        content = httpx.get(grant.headers["Location"]).content
+        digest = hashlib.sha256(content).hexdigest()
+        assert digest == grant.headers["X-Nodus-SHA256"]
+        return digest
+
+
+def _if_terminal(status: dict[str, Any]) -> dict[str, Any] | None:
+    return status if status.get("phase") in TERMINAL else None
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    from nodus.testing.models import tiny_llama
+
+    root = tmp_path_factory.mktemp("grpo")
+    model = tiny_llama(root / "tiny", vocabulary="0123456789abcdefghijklmnopqrstuvwxyz ")
+    with pytest.MonkeyPatch.context() as patch, FakeHub() as hub:
+        hub.add("acme/tiny", {path.name: path.read_bytes() for path in model.iterdir()})
+        patch.setenv("HF_ENDPOINT", hub.url)
+        patch.setenv("HF_HUB_OFFLINE", "0")
+        client = Client(root / "data")
+        client.start()
+        try:
+            _add_environment(client)
+            yield client
+            assert hub.downloads["model.safetensors"] == 1  # three runs, one import
+        finally:
+            client.http.close()
+            down(DownOptions(data_dir=root / "data"))
+
+
+def _add_environment(client: Client) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("nodus_task.py")
+        member.size = len(BUNDLE.encode())
+        archive.addfile(member, io.BytesIO(BUNDLE.encode()))
+    content = buffer.getvalue()
+    sha256 = hashlib.sha256(content).hexdigest()
+    upload = {"sha256": sha256, "size": len(content), "contentType": "application/gzip"}
+    grant = client.post("/blobs/v1/namespaces/default/uploads", upload)
+    httpx.put(grant["url"], content=content, headers=grant.get("headers", {})).raise_for_status()
+    spec = {"version": "1.0.0", "package": {"source": {"blob": f"sha256:{sha256}", "module": "nodus_task"}}}
+    body = {"apiVersion": "nodus.dev/v1", "kind": "Environment", "metadata": {"name": "digits"}, "spec": spec}
+    client.post("/apis/nodus.dev/v1/namespaces/default/environments", body)
+    path = "v1/namespaces/default/environments/digits"
+    status = eventually(lambda: _if_settled(client.get(path)["status"]), timeout_s=60)
+    assert status["phase"] == "Ready", status
+
+
+def _if_settled(status: dict[str, Any]) -> dict[str, Any] | None:
+    return status if status.get("phase") in ("Ready", "Failed") else None
+
+
+def submit(client: Client, name: str) -> None:
+    """Create a TrainingJob; all of this file have the same configuration."""
+    parameters = {
+        "steps": STEPS,
+        "numGenerations": 4,
+        "batchSize": 8,
+        "gradientAccumulation": 1,
+        "maxCompletionLength": 8,
+        "learningRate": 0.01,
+        "saveSteps": 1,
+        "evaluationBatchSize": 16,
+        "sampling": {"temperature": 1.0},
+    }
+    spec = {
+        "runtime": "nodus/grpo-lora",
+        "model": {"uri": "hf://acme/tiny"},
+        "environment": {"name": "digits@1.0.0", "trainTasks": 24, "heldOutTasks": 16},
+        "parameters": parameters,
+        "resources": {"cpu": 1, "memory": "3Gi"},
+    }
+    body = {"apiVersion": "nodus.dev/v1beta1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    client.post("/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs", body)
+
+
+def verdicts(events: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """What was graded, without ids and times; of an interrupted run the newest attempt of each."""
+    keys = ("phase", "step", "taskId", "sample")
+    return {tuple(e[key] for key in keys): (e["outcome"], e["verdict"], e["reward"]) for e in events}
+
+
+def trainer_pids(name: str) -> list[int]:
+    """Processes of a run's trainer, by the environment variable that every one of them has."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"nodus.trainer" in command and f"NODUS_TRAINING_JOB={name}".encode() in environment:
+            found.append(int(entry.name))
+    return found
+
+
+def test_killed_server_and_killed_trainer_change_nothing(client: Client) -> None:
+    submit(client, "calm")
+    calm = client.finished("calm")
+    expected = verdicts(client.events("calm", "Task"))
+    adapter = client.adapter("calm")
+
+    assert len(client.events("calm", "Task")) == len(expected) == 16 + STEPS * 8 + 16
+    assert [event["step"] for event in client.events("calm", "Metrics")] == list(range(1, STEPS + 1))
+    assert calm["diagnostics"]["rewardSignal"] == "ContrastObserved"
+    assert calm["diagnostics"]["weightsChanged"] is True
+    assert calm["summary"]["comparison"]["tasks"] == 16
+    assert {output["name"] for output in calm["outputs"]} >= {"results.json", "provenance.json", "manifest.json"}
+
+    for name in ("serverless", "shot"):
+        submit(client, name)
+    eventually(lambda: client.events("shot", "Metrics"), timeout_s=120)
+    client.kill()
+    for pid in trainer_pids("shot"):
+        os.kill(pid, signal.SIGKILL)
+    client.start()
+
+    for name, attempts in (("serverless", 1), ("shot", 2)):
+        status = client.finished(name)
+        events = client.events(name, "Task")
+        assert status["attempts"]["total"] == attempts
+        assert verdicts(events) == expected
+        assert status["summary"] == calm["summary"]
+        assert client.adapter(name) == adapter
+        if attempts == 1:
+            assert len(events) == len(expected)
+    resumed = {event["attempt"] for event in client.events("shot", "Task")}
+    assert len(resumed) == 2
+    baseline = {event["attempt"] for event in client.events("shot", "Task") if event["phase"] == "Baseline"}
+    assert len(baseline) == 1  # the saved baseline was reused
