@@ -90,7 +90,8 @@ def outside_trace(error: BaseException, limit: int = 4000) -> str:
     own = [index for index, frame in enumerate(frames) if frame.filename.startswith(here + "/")]
     first = own[-1] + 1 if own and own[-1] + 1 < len(frames) else 0
     # the lines between importing and the environment's file say nothing to its author
-    rows = [frame for frame in frames[first:] if not frame.filename.startswith("<frozen")]
+    importing = ("<frozen", importlib.__file__)
+    rows = [frame for frame in frames[first:] if not frame.filename.startswith(importing)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(rows)]
     return "".join([*lines, *traceback.format_exception_only(error)])[-limit:]
 
