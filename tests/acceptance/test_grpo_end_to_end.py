@@ -1,8 +1,8 @@
-"""GRPO from a manifest to an adapter on a real server process, and the same to the byte when parts are killed meanwhile.
+"""GRPO from a manifest to an adapter on a real server process, and the same to the byte when parts of it are killed.
 
-A tiny random model comes from a hub of this test's own; the environment is a bundle like those that users bring. One run
-is left alone. Two more, of the same configuration, run side by side: under both of them the server is killed, and the
-trainer of one of them too.
+A tiny random model comes from a hub of this test's own; the environment is a bundle like those that users bring. One
+run is left alone. Two more, of the same configuration, run side by side: under both of them the server is killed, and
+the trainer of one of them too.
 """
 
 from __future__ import annotations

@@ -54,5 +54,5 @@ def _controllers(services: Services) -> list[Any]:
     return [
         *found,
         VolumeController(services, services.models, files),
-        TrainingJobController(services.store, services.grading),
+        TrainingJobController(services.store, services.grading, services.training),
     ]

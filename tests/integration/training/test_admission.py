@@ -90,9 +90,7 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
         ),
         (
             {"parameters": {"numGenerations": 8}},
-            {
-                "spec.parameters.gradientAccumulation": "not a multiple of numGenerations 8; set gradientAccumulation to 8"
-            },
+            {"spec.parameters.gradientAccumulation": "of numGenerations 8; set gradientAccumulation to 8"},
         ),
         (
             {"parameters": {"numGenerations": 8, "batchSize": 4, "generationBatchSize": 18}},

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from nodus.server.store import Store
     from nodus.server.store.objects import Object
+    from nodus.server.training.service import TrainingService
 
 FOLLOW_INTERVAL_S = 1.0
 IMPORT_INTERVAL_S = 0.5
@@ -83,14 +84,16 @@ class TrainingJobController(BaseController):
     Args:
         store: for blobs, and for what an action writes.
         grading: the grading service, whose pool of a run is given back at the run's end; None where none runs.
+        training: the service whose memory of a run goes then, too.
     """
 
     kind = TRAINING_JOB
     watches = (JOB,)
 
-    def __init__(self, store: Store, grading: Any = None) -> None:
+    def __init__(self, store: Store, grading: Any = None, training: TrainingService | None = None) -> None:
         self._store = store
         self._grading = grading
+        self._training = training
 
     def load(self, conn: Connection, obj: Object) -> Context:
         """Read the Job; without one the model's Volume and the compiled spec, with one what it has reported."""
@@ -140,7 +143,9 @@ class TrainingJobController(BaseController):
         raise NotImplementedError(action.name)
 
     async def gone(self, uid: str) -> None:
-        """Give the graders of a run back."""
+        """Give the graders of a run back, and forget its tasks."""
+        if self._training is not None:
+            self._training.forget(uid)
         if self._grading is not None:
             await self._grading.release(uid)
 
@@ -171,6 +176,15 @@ def _decide_without_job(ctx: Context, now: datetime) -> Outcome:
         first = plan.blocking[0]
         status = _status(ctx, "Queued", reason=first.code, message=first.message, fix=first.fix)
         return Outcome(status=status, requeue_after_s=BLOCKED_INTERVAL_S)
+    pin = _pin(obj)
+    if pin is not None and ctx.volume is not None and not _holds(ctx.volume, pin):
+        return _fail(
+            ctx,
+            now,
+            "ModelVolumeConflict",
+            f"the Volume {ctx.volume.name!r} exists and does not come from {pin.repo} at {pin.revision}",
+            f"rename or delete it: nodus delete volume/{ctx.volume.name}",
+        )
     if plan.model is not None and plan.model.volume_revision is None:
         return _decide_import(ctx, now)
     return _create_job(ctx, plan)
@@ -194,14 +208,6 @@ def _decide_import(ctx: Context, now: datetime) -> Outcome:
         status = _status(ctx, "Provisioning", stage="CachingModel", message=f"importing {obj.spec['model']['uri']}")
         note = EventNote("Normal", "CachingModel", f"importing {pin.repo} at {pin.revision} into Volume {pin.volume}")
         return Outcome(status=status, create=(child,), events=(note,), requeue_after_s=IMPORT_INTERVAL_S)
-    if not _holds(volume, pin):
-        return _fail(
-            ctx,
-            now,
-            "ModelVolumeConflict",
-            f"the Volume {volume.name!r} exists and does not come from {pin.repo} at {pin.revision}",
-            f"rename or delete it: nodus delete volume/{volume.name}",
-        )
     if volume.status.get("phase") == "Failed":
         if _failed_before(volume, obj.created_at):
             # Left over from an earlier run: this one is a new wish for the model, and tries again.
@@ -263,13 +269,15 @@ def _follow(ctx: Context, job: Object, phase: str) -> dict[str, Any]:
 
 
 def _wishes(ctx: Context, job: Object) -> tuple[Update, ...]:
-    spec = dict(job.spec)
-    if job.status.get("phase") not in TERMINAL_PHASES:
-        spec["state"] = ctx.state
-    if ctx.obj.spec.get("maxCostUSD") is not None:
-        spec["maxCostUSD"] = ctx.obj.spec["maxCostUSD"]
-    same = spec == job.spec or spec == {**job.spec, "state": job.spec.get("state", "Running")}
-    return () if same else (Update(job, spec=spec),)
+    """State and cap, where the Job's differ. A Job that was cancelled by its own name stays cancelled."""
+    changes: dict[str, Any] = {}
+    now = job.spec.get("state", "Running")
+    if job.status.get("phase") not in TERMINAL_PHASES and now not in (ctx.state, "Cancelled"):
+        changes["state"] = ctx.state
+    cap = ctx.obj.spec.get("maxCostUSD")
+    if cap is not None and cap != job.spec.get("maxCostUSD"):
+        changes["maxCostUSD"] = cap
+    return (Update(job, spec={**job.spec, **changes}),) if changes else ()
 
 
 def _ending(obj: Object, status: Mapping[str, Any]) -> EventNote:
@@ -335,9 +343,11 @@ def _model_pin(conn: Connection, obj: Object, volume: Object | None) -> ModelPin
 
 
 def _holds(volume: Object, pin: Pin) -> bool:
+    """Whether a Volume comes from what was pinned, by whatever Secret."""
     source = dict(volume.spec.get("source") or {})
     hub = {key: value for key, value in (source.get("huggingface") or {}).items() if key in ("repo", "revision")}
-    return (source.get("library") or None) == pin.library and (not hub or hub == pin.source().get("huggingface"))
+    wanted = pin.source()
+    return source.get("library") == wanted.get("library") and hub == wanted.get("huggingface", {})
 
 
 def _failed_before(volume: Object, moment: datetime) -> bool:
