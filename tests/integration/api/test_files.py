@@ -1,0 +1,221 @@
+"""Blobs and the files of Volumes: grants, uploads, downloads by redirect, revisions."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from nodus.core.clock import FakeClock
+from nodus.server.services import Services
+from tests.integration.api.conftest import Api
+from tests.integration.api.helpers import V1, VOLUMES
+
+UPLOADS = "/blobs/v1/namespaces/default/uploads"
+DATA = b"some bytes\n" * 1000
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+async def grant(api: Api, data: bytes = DATA, **changes: Any) -> dict[str, Any]:
+    body = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "contentType": "application/gzip", **changes}
+    found: dict[str, Any] = await api.ok("POST", UPLOADS, json=body)
+    return found
+
+
+async def upload(api: Api, anonymous: Api, data: bytes = DATA) -> str:
+    granted = await grant(api, data)
+    assert (await anonymous.call("PUT", granted["url"], content=data)).status_code < 300
+    return hashlib.sha256(data).hexdigest()
+
+
+async def test_blob_goes_in_and_comes_out_by_signed_urls(api: Api, anonymous: Api) -> None:
+    granted = await grant(api)
+    assert granted["exists"] is False
+    assert granted["url"].startswith("http://nodus.test/")
+    put = await anonymous.call("PUT", granted["url"], content=DATA, headers=granted["headers"])
+    assert put.status_code < 300
+    assert await grant(api) == {"exists": True}
+
+    answer = await api.call("GET", f"/blobs/v1/namespaces/default/blobs/{SHA256}")
+    assert (answer.status_code, answer.headers["X-Nodus-SHA256"]) == (302, SHA256)
+    got = await anonymous.call("GET", answer.headers["Location"])
+    assert got.content == DATA
+    part = await anonymous.call("GET", answer.headers["Location"], headers={"Range": "bytes=5-9"})
+    assert (part.status_code, part.content) == (206, DATA[5:10])
+
+
+async def test_other_bytes_than_granted_are_refused_and_nothing_is_stored(
+    api: Api, anonymous: Api, services: Services
+) -> None:
+    url = (await grant(api))["url"]
+    await anonymous.fails(400, "BadRequest", "PUT", url, content=DATA + b"x")
+    await anonymous.fails(400, "BadRequest", "PUT", url, content=DATA[:-1])
+    await anonymous.fails(412, "SHA256Mismatch", "PUT", url, content=b"x" * len(DATA))
+    assert not services.store.blobs.exists(SHA256)
+    assert not list(services.store.blobs.root.glob("incoming-*"))
+
+
+async def test_links_can_not_be_changed_or_used_late(api: Api, anonymous: Api, clock: FakeClock) -> None:
+    url = (await grant(api))["url"]
+    path, _, query = url.partition("?")
+    for forged in (
+        path,
+        f"{path}?{query.replace('size=', 'size=9')}",
+        f"{path}?{query}0",
+        f"{path.replace(SHA256, '0' * 64)}?{query}",
+        f"{path}?{query.replace('expires=', 'expires=9')}",
+        f"{path}?{query.replace('key=1', 'key=2')}",
+        f"{path}?{query}&type=text",
+    ):
+        await anonymous.fails(403, "Forbidden", "PUT", forged, content=DATA)
+    await anonymous.fails(403, "Forbidden", "GET", f"{path.replace('uploads', 'blobs')}?{query}")
+    clock.advance(24 * 3600)
+    await anonymous.fails(403, "Forbidden", "PUT", url, content=DATA)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"sha256": "x", "size": 1},
+        {"sha256": SHA256},
+        {"sha256": SHA256, "size": "1"},
+        {"sha256": SHA256, "size": -1},
+        {"sha256": SHA256, "size": True},
+    ],
+)
+async def test_bad_grants_are_refused(api: Api, body: dict[str, Any]) -> None:
+    await api.fails(400, "BadRequest", "POST", UPLOADS, json=body)
+
+
+async def test_blob_that_is_not_there(api: Api) -> None:
+    await api.fails(404, "NotFound", "GET", "/blobs/v1/namespaces/default/blobs/" + "0" * 64)
+    await api.fails(413, "RequestEntityTooLarge", "POST", UPLOADS, json={"sha256": SHA256, "size": 10**15})
+
+
+# Volumes ------------------------------------------------------------------------------------------------------
+
+
+async def volume(api: Api, name: str = "v", **spec: Any) -> str:
+    await api.ok("POST", VOLUMES, json={"metadata": {"name": name}, "spec": spec})
+    return f"{VOLUMES}/{name}"
+
+
+async def write(api: Api, path: str, files: dict[str, bytes], removed: tuple[str, ...] = ()) -> int:
+    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
+    for name, data in files.items():
+        await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": name}, content=data)
+    for name in removed:
+        await api.ok("DELETE", f"{path}/uploads/{begun['id']}/files", params={"path": name})
+    revision: int = (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"]
+    return revision
+
+
+async def listed(api: Api, volume: str, **query: Any) -> dict[str, int]:
+    return {item["path"]: item["size"] for item in (await api.ok("GET", f"{volume}/files", params=query))["items"]}
+
+
+async def test_upload_is_seen_whole_and_only_once_committed(api: Api) -> None:
+    path = await volume(api)
+    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
+    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a/b.txt"}, content=b"12345")
+    assert await listed(api, path) == {}
+    assert (await api.ok("GET", path))["status"]["revision"] == 0
+
+    assert (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"] == 1
+    assert await listed(api, path) == {"a/b.txt": 5}
+    status = (await api.ok("GET", path))["status"]
+    assert (status["phase"], status["revision"], status["used"]) == ("Ready", 1, "5")
+
+
+async def test_revisions_build_on_each_other_and_stay_readable(api: Api, anonymous: Api) -> None:
+    path = await volume(api)
+    assert await write(api, path, {"a": b"1", "d/b": b"22"}) == 1
+    assert await write(api, path, {"a": b"333", "c": b""}, removed=("d",)) == 2
+
+    assert await listed(api, path) == {"a": 3, "c": 0}
+    assert await listed(api, path, revision=1) == {"a": 1, "d/b": 2}
+    assert await listed(api, path, revision=1, path="d") == {"d/b": 2}
+    answer = await api.call("GET", f"{path}/files", params={"path": "a", "revision": 1})
+    assert answer.status_code == 302
+    assert (await anonymous.call("GET", answer.headers["Location"])).content == b"1"
+    revisions = (await api.ok("GET", f"{path}/revisions"))["items"]
+    assert [(item["revision"], item["files"], item["bytes"]) for item in revisions] == [(2, 2, 3), (1, 2, 3)]
+    await api.fails(404, "NotFound", "GET", f"{path}/files?revision=9")
+    await api.fails(404, "NotFound", "GET", f"{path}/files?path=nope")
+
+
+async def test_commit_repeated_gives_the_same_revision(api: Api) -> None:
+    path = await volume(api)
+    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
+    for _ in range(2):
+        assert (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"] == 1
+
+
+async def test_clear_commits_an_empty_revision(api: Api) -> None:
+    path = await volume(api)
+    await write(api, path, {"a": b"1"})
+    assert (await api.ok("POST", f"{path}/uploads", json={"mode": "Clear"}))["revision"] == 2
+    assert await listed(api, path) == {}
+
+
+async def test_volume_holds_no_more_than_its_size(api: Api) -> None:
+    path = await volume(api, size="1Ki")
+    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
+    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a"}, content=b"x" * 1025)
+    await api.fails(413, "RequestEntityTooLarge", "PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
+
+
+async def test_read_only_volumes_and_foreign_uploads_are_refused(api: Api) -> None:
+    readonly = await volume(api, "r", accessMode="ReadOnlyMany")
+    await api.fails(409, "Conflict", "POST", f"{readonly}/uploads", json={"mode": "Write"})
+    await api.fails(400, "BadRequest", "POST", f"{readonly}/uploads", json={"mode": "Sideways"})
+    one, other = await volume(api, "one"), await volume(api, "other")
+    begun = await api.ok("POST", f"{one}/uploads", json={})
+    await api.fails(404, "NotFound", "PUT", f"{other}/uploads/{begun['id']}", json={"commit": {}})
+    await api.fails(400, "BadRequest", "PUT", f"{one}/uploads/{begun['id']}", json={})
+
+
+async def test_wrong_digest_of_a_file_is_refused(api: Api) -> None:
+    path = await volume(api)
+    begun = await api.ok("POST", f"{path}/uploads", json={})
+    query = {"path": "a", "sha256": "0" * 64}
+    await api.fails(412, "SHA256Mismatch", "PUT", f"{path}/uploads/{begun['id']}/files", params=query, content=b"x")
+
+
+async def test_volume_sources_are_checked(api: Api) -> None:
+    body = {"metadata": {"name": "v"}, "spec": {"source": {"url": "http://x", "git": {}}}}
+    status = await api.fails(422, "Invalid", "POST", VOLUMES, json=body)
+    assert "spec.source" in {cause["field"] for cause in status["details"]["causes"]}
+
+
+# Environments keep their versions -----------------------------------------------------------------------------
+
+ENVIRONMENTS = f"{V1}/namespaces/default/environments"
+
+
+def environment(version: str, blob: str, **spec: Any) -> dict[str, Any]:
+    package = {"source": {"blob": f"sha256:{blob}", "module": "task"}}
+    return {"metadata": {"name": "e"}, "spec": {"version": version, "package": package, **spec}}
+
+
+async def test_version_of_an_environment_never_changes(api: Api, anonymous: Api) -> None:
+    one, two = await upload(api, anonymous, b"one"), await upload(api, anonymous, b"two")
+    await api.ok("POST", ENVIRONMENTS, json=environment("1.0.0", one))
+    other = {"spec": environment("1.0.0", two)["spec"]}
+    refused = await api.patch(f"{ENVIRONMENTS}/e", other)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "FieldImmutable")
+    assert (await api.patch(f"{ENVIRONMENTS}/e", {"spec": {"summary": "better"}})).status_code == 200
+
+    assert (await api.patch(f"{ENVIRONMENTS}/e", {"spec": environment("1.1.0", two)["spec"]})).status_code == 200
+    back = await api.patch(f"{ENVIRONMENTS}/e", {"spec": environment("1.0.0", two)["spec"]})
+    assert (back.status_code, back.json()["reason"]) == (409, "FieldImmutable"), "an older version is kept too"
+
+
+async def test_environment_needs_one_packaging_and_its_blob(api: Api) -> None:
+    status = await api.fails(422, "Invalid", "POST", ENVIRONMENTS, json=environment("1.0.0", "0" * 64))
+    assert [cause["field"] for cause in status["details"]["causes"]] == ["spec.package.source.blob"]
+    body = environment("1.0.0", "0" * 64)
+    body["spec"]["package"] = {"catalog": {"module": "arithmetic"}}
+    await api.fails(422, "Invalid", "POST", ENVIRONMENTS, json=body)

@@ -1,0 +1,145 @@
+"""Forms of lists that clients render: discovery, Tables, the catalog's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nodus.core.clock import FakeClock
+from nodus.core.kinds import KINDS
+from nodus.server import catalog
+from nodus.server.services import Services
+from nodus.server.store import Object, objects
+from tests.integration.api.conftest import Api
+from tests.integration.api.helpers import BETA, JOBS, TABLE, TRAINING_JOBS, V1
+
+AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+
+
+async def test_aggregated_discovery_names_every_kind(api: Api) -> None:
+    accept = {"Accept": f"{AGGREGATED},application/json"}
+    core = await api.call("GET", "/api?timeout=32s", headers=accept)
+    assert (core.headers["Content-Type"], core.json()["items"]) == (AGGREGATED, [])
+    groups = await api.call("GET", "/apis?timeout=32s", headers=accept)
+    assert groups.headers["Content-Type"] == AGGREGATED
+    (group,) = groups.json()["items"]
+    found = {
+        resource["responseKind"]["kind"]: (resource["resource"], resource["singularResource"], resource["scope"])
+        for version in group["versions"]
+        for resource in version["resources"]
+    }
+    assert found == {
+        kind.name: (kind.plural, kind.singular, "Namespaced" if kind.namespaced else "Cluster")
+        for kind in KINDS.values()
+    }
+
+
+async def test_legacy_discovery_names_the_same_kinds(api: Api) -> None:
+    assert (await api.ok("GET", "/api"))["versions"] == []
+    versions = (await api.ok("GET", "/apis"))["groups"][0]["versions"]
+    assert [version["version"] for version in versions] == ["v1", "v1beta1"]
+    found = [
+        resource
+        for version in ("v1", "v1beta1")
+        for resource in (await api.ok("GET", f"/apis/nodus.dev/{version}"))["resources"]
+    ]
+    assert {resource["kind"] for resource in found if "/" not in resource["name"]} == set(KINDS)
+    assert {"jobs/log", "trainingjobs/taskevents"} <= {resource["name"] for resource in found}
+
+
+async def test_table_has_the_kinds_columns_and_metadata(api: Api, put: Callable[..., Object], clock: FakeClock) -> None:
+    status = {
+        "phase": "Running", "progress": {"stage": "Training"}, "cost": {"totalUSD": "0.12"},
+        "summary": {"comparison": {"changePP": "12.5"}},
+    }  # fmt: skip
+    put("TrainingJob", "a", status=status, labels={"x": "y"})
+    clock.advance(360)
+    table = await api.ok("GET", TRAINING_JOBS, headers=TABLE)
+
+    shown = [column["name"].upper() for column in table["columnDefinitions"] if column["priority"] == 0]
+    assert shown == ["NAME", "RUNTIME", "PHASE", "STAGE", "CHANGE", "COST", "AGE"]
+    assert table["rows"][0]["cells"][:7] == ["a", "nodus/grpo-lora", "Running", "Training", "12.5", "$0.12", "6m"]
+    assert table["rows"][0]["object"]["metadata"]["labels"] == {"x": "y"}
+    assert table["metadata"]["resourceVersion"]
+
+
+async def test_table_of_one_object_and_of_none(api: Api, put: Callable[..., Object]) -> None:
+    assert (await api.ok("GET", JOBS, headers=TABLE))["rows"] == []
+    put("Job", "a")
+    table = await api.ok("GET", f"{JOBS}/a", headers=TABLE)
+    assert [row["cells"][0] for row in table["rows"]] == ["a"]
+
+
+async def test_every_kind_renders_its_example_as_a_row(api: Api, put: Callable[..., Object]) -> None:
+    for kind in KINDS.values():
+        if kind.name == "Event":
+            continue
+        put(kind.name, "example", dict(kind.example.get("spec", {})))
+        base = V1 if kind.version == "v1" else BETA
+        path = f"{base}/namespaces/default/{kind.plural}" if kind.namespaced else f"{base}/{kind.plural}"
+        table = await api.ok("GET", f"{path}/example", headers=TABLE)
+        assert all(isinstance(cell, str) for cell in table["rows"][0]["cells"])
+
+
+async def test_catalog_environments_show_what_the_guide_shows(api: Api) -> None:
+    table = await api.ok("GET", f"{V1}/namespaces/nodus/environments", headers=TABLE)
+    assert [column["name"] for column in table["columnDefinitions"] if column["priority"] == 0] == [
+        "Name", "Version", "Category", "Modes", "Phase",
+    ]  # fmt: skip
+    rows = {row["cells"][0]: row["cells"] for row in table["rows"]}
+    assert rows["arithmetic"][1:4] == ["2.0.0", "Math", "Train, Evaluate"]
+
+
+async def test_catalog_is_written_again_only_where_it_changed(services: Services) -> None:
+    documents = catalog.read_catalog()
+    assert services.store.write_sync(catalog.load, services, documents) == []
+    changed: list[dict[str, Any]] = [
+        {**d, "spec": {**d["spec"], "summary": "new"}} if d["metadata"]["name"] == "arithmetic" else d
+        for d in documents
+    ]
+    assert services.store.write_sync(catalog.load, services, changed) == ["environment/arithmetic"]
+
+
+async def test_older_catalog_versions_stay_resolvable(services: Services) -> None:
+    from nodus.server.training import lookups
+
+    documents = [d for d in catalog.read_catalog() if d["metadata"]["name"] == "arithmetic"]
+    newer = {**documents[0], "spec": {**documents[0]["spec"], "version": "2.1.0"}}
+    services.store.write_sync(catalog.load, services, [newer])
+
+    old = services.store.read_sync(lookups.environment, "default", "nodus/arithmetic@2.0.0")
+    new = services.store.read_sync(lookups.environment, "default", "nodus/arithmetic-v2")
+    assert (old.spec["version"], new.spec["version"]) == ("2.0.0", "2.1.0")
+
+
+async def test_offerings_describe_this_machine_and_forget_what_is_gone(services: Services, api: Api) -> None:
+    stale = {"cpu": 1, "memory": "1Gi", "count": 8, "priceUSDPerHour": "0.00"}
+
+    def add(conn: Any) -> None:
+        objects.create(conn, KINDS["Offering"], None, "local-h100-x8", stale, status={"phase": "Available"})
+
+    services.store.write_sync(add)
+    assert services.store.write_sync(catalog.load, services, []) == ["offering/local-h100-x8"]
+    (cpu,) = (await api.ok("GET", f"{V1}/offerings?fieldSelector=spec.count=0"))["items"]
+    assert cpu["spec"]["cpu"] >= 1
+    assert cpu["spec"]["memory"].endswith("Gi")
+
+
+async def test_health_and_configuration_need_no_key(anonymous: Api, services: Services) -> None:
+    assert (await anonymous.call("GET", "/healthz")).text == "ok\n"
+    services.checks["disk"] = lambda: "almost full"
+    ready = await anonymous.call("GET", "/readyz")
+    assert (ready.status_code, ready.text.splitlines()) == (200, ["ok", "degraded disk: almost full"])
+    known = await anonymous.ok("GET", "/.well-known/nodus-configuration")
+    assert known["defaultModel"]
+    services.store.close()
+    assert (await anonymous.call("GET", "/readyz")).status_code == 503
+
+
+async def test_metrics_count_by_route_and_never_by_path(api: Api) -> None:
+    await api.call("GET", f"{JOBS}/some-name")
+    await api.call("GET", "/nowhere/else")
+    text = (await api.call("GET", "/metrics")).text
+    assert 'route="/apis/nodus.dev/{version}/namespaces/{project}/{plural}/{name}",status="404"' in text
+    assert "some-name" not in text
+    assert "nowhere" not in text
