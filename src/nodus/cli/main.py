@@ -35,7 +35,7 @@ COMMANDS: dict[str, str] = {
     "patch": "Change fields of an object.",
     "cancel": "Cancel a run.",
     "delete": "Delete objects and what they own.",
-    "events": "List what happened to objects.",
+    "events": "List what happened to the objects of the project.",
     "volume": "Put files into volumes and get them back.",
     "login": "Save a key of a server.",
     "auth": "Print credentials and permissions.",

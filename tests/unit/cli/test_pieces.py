@@ -21,8 +21,14 @@ from nodus.client.http import ConnectionFailed
 
 DOCUMENT = {
     "metadata": {"name": "x", "labels": {"nodus.dev/a": "b"}},
-    "status": {"phase": "Running", "outputs": [{"name": "a"}, {"name": "b/c"}], "count": 3, "final": True, "none": None},
-}  # fmt: skip
+    "status": {
+        "phase": "Running",
+        "outputs": [{"name": "a"}, {"name": "b/c"}],
+        "count": 3,
+        "final": True,
+        "none": None,
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ TABLE = {
         {"cells": ["a", "$5", "cpu"], "object": {"metadata": {"name": "a", "namespace": "p", "labels": {"k": "v"}}}},
         {"cells": ["longer-name", None, True]},
     ],
-}  # fmt: skip
+}
 
 
 def test_table_prints_the_servers_columns() -> None:
@@ -113,8 +119,11 @@ def test_error_shows_causes_fix_and_request() -> None:
         causes=[errors.Cause("spec.a", "x", "unknown field")],
     )
     assert error_lines(error) == [
-        "Error from server (Invalid): TrainingJob is invalid", "  spec.a: unknown field", "fix: Correct it.", "request-id: req_1",
-    ]  # fmt: skip
+        "Error from server (Invalid): TrainingJob is invalid",
+        "  spec.a: unknown field",
+        "fix: Correct it.",
+        "request-id: req_1",
+    ]
 
 
 def test_error_of_this_machine_does_not_blame_the_server() -> None:
@@ -189,14 +198,23 @@ def test_missing_manifest_is_wrong_usage() -> None:
     [
         (None, "job/x (dry run) · no estimate"),
         (
-            {"topology": {"nodes": 2, "gpusPerNode": 8}, "costUSD": {"p50": "0.50", "p90": "0.80"},
-             "startup": {"cold": {"p50": "1m", "p90": "2m"}}, "gangHoldUSD": "4.00",
-             "blockingReasons": [{"code": "NoGPU", "message": "no H100 here"}], "warnings": [{"code": "Slow", "message": "slow"}]},
-            "job/x (dry run) · 2 nodes × 8 GPUs · est. $0.50–0.80 · starts in ~1m–2m · gang hold $4.00 · blocked: no H100 here · slow",
+            {
+                "topology": {"nodes": 2, "gpusPerNode": 8},
+                "costUSD": {"p50": "0.50", "p90": "0.80"},
+                "startup": {"cold": {"p50": "1m", "p90": "2m"}},
+                "gangHoldUSD": "4.00",
+                "blockingReasons": [{"code": "NoGPU", "message": "no H100 here"}],
+                "warnings": [{"code": "Slow", "message": "slow"}],
+            },
+            "job/x (dry run) · 2 nodes × 8 GPUs · est. $0.50–0.80 · starts in ~1m–2m · gang hold $4.00 · "
+            "blocked: no H100 here · slow",
         ),
-        ({"topology": {"nodes": 1, "gpusPerNode": 0}, "costUSD": {"p50": "0.00", "p90": "0.00"}}, "job/x (dry run) · 1 node, CPU · est. $0.00"),
+        (
+            {"topology": {"nodes": 1, "gpusPerNode": 0}, "costUSD": {"p50": "0.00", "p90": "0.00"}},
+            "job/x (dry run) · 1 node, CPU · est. $0.00",
+        ),
     ],
-)  # fmt: skip
+)
 def test_estimate_in_one_line(estimate: Any, line: str) -> None:
     obj = {"kind": "Job", "metadata": {"name": "x"}, "status": {"estimate": estimate}}
     assert estimate_line(obj, dry_run=True) == line

@@ -34,8 +34,10 @@ SUMMARY = {
 
 
 def metrics(step: int, attempt: str = "a-1") -> dict[str, Any]:
-    return {"id": f"metrics-{step}", "attempt": attempt, "type": "Metrics", "step": step, "totalSteps": 2, "reward": 0.5,
-            "loss": 0.01, "kl": 0.0002}  # fmt: skip
+    return {
+        "id": f"metrics-{step}", "attempt": attempt, "type": "Metrics", "step": step, "totalSteps": 2, "reward": 0.5,
+        "loss": 0.01, "kl": 0.0002,
+    }  # fmt: skip
 
 
 class Story:

@@ -88,12 +88,17 @@ def test_train_sends_what_the_guide_says(server: FakeServer, platform: Platform)
         "model": {"uri": "hf://the/default"},
         "environment": {"name": f"{name}@1.0.0", "trainTasks": 48, "heldOutTasks": 16, "seed": 0},
         "parameters": {
-            "steps": 50, "numGenerations": 8, "batchSize": 8, "gradientAccumulation": 4, "learningRate": 4e-5,
-            "maxCompletionLength": 256, "sampling": {"temperature": 1.0},
+            "steps": 50,
+            "numGenerations": 8,
+            "batchSize": 8,
+            "gradientAccumulation": 4,
+            "learningRate": 4e-5,
+            "maxCompletionLength": 256,
+            "sampling": {"temperature": 1.0},
         },
         "evaluation": {"baseline": True, "final": True, "minComparisonTasks": 16},
         "maxCostUSD": "2.00",
-    }  # fmt: skip
+    }
     planned, created = sent(server)
     assert planned.query == {"dryRun": "All"} and created.headers["if-match"] == '"plan"'
     assert created.headers["idempotency-key"] != planned.headers["idempotency-key"]
@@ -167,10 +172,13 @@ def test_evaluate_only_scores(server: FakeServer, platform: Platform) -> None:
     ("lora", "expected"),
     [
         (16, {"method": "LoRA", "lora": {"r": 16, "alpha": 32}}),
-        ({"r": 8, "alpha": 8, "target_modules": "all-linear"}, {"method": "LoRA", "lora": {"r": 8, "alpha": 8, "targetModules": "all-linear"}}),
+        (
+            {"r": 8, "alpha": 8, "target_modules": "all-linear"},
+            {"method": "LoRA", "lora": {"r": 8, "alpha": 8, "targetModules": "all-linear"}},
+        ),
         ({"r": 4, "method": "QLoRA"}, {"method": "QLoRA", "lora": {"r": 4, "alpha": 8}}),
     ],
-)  # fmt: skip
+)
 def test_lora_forms(server: FakeServer, platform: Platform, lora: Any, expected: dict[str, Any]) -> None:
     run = rl.grpo_lora("nodus/arithmetic@2.0.0", lora=lora, client=server.client())
     assert {key: run.spec.parameters[key] for key in expected} == expected
@@ -178,12 +186,21 @@ def test_lora_forms(server: FakeServer, platform: Platform, lora: Any, expected:
 
 def test_parameters_are_respelt_and_filters_are_not(server: FakeServer, platform: Platform) -> None:
     run = rl.grpo_lora(
-        "nodus/arithmetic@2.0.0", beta=0.04, save_steps=10, sampling={"top_p": 0.9}, task_filter={"task_family": "x"},
-        warmup_ratio=None, client=server.client(),
-    )  # fmt: skip
+        "nodus/arithmetic@2.0.0",
+        beta=0.04,
+        save_steps=10,
+        sampling={"top_p": 0.9},
+        task_filter={"task_family": "x"},
+        warmup_ratio=None,
+        client=server.client(),
+    )
     assert run.spec.parameters == {
-        "steps": 50, "beta": 0.04, "saveSteps": 10, "sampling": {"topP": 0.9}, "taskFilter": {"task_family": "x"},
-    }  # fmt: skip
+        "steps": 50,
+        "beta": 0.04,
+        "saveSteps": 10,
+        "sampling": {"topP": 0.9},
+        "taskFilter": {"task_family": "x"},
+    }
 
 
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {

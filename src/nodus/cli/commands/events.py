@@ -26,7 +26,7 @@ HEADERS = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
 @click.option("-o", "--output", metavar="json|yaml", help="Print the event objects.")
 @connected()
 def command(session: Session, what: str | None, watch: bool, output: str | None) -> None:
-    """List what happened to the objects of the project, the newest last.
+    """List what happened to the objects of the project. The newest comes last.
 
     \b
     Examples:

@@ -1,0 +1,244 @@
+"""What users write against, pinned: a change here is a change for them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import click
+import pytest
+
+import nodus
+from nodus import errors
+from nodus.cli.main import COMMANDS, root
+from nodus.client.handles import Environment, Handle, Job, Secret
+from nodus.client.outputs import Outputs
+from nodus.client.training import TrainingJob
+from nodus.client.volumes import Volume
+from nodus.core.errors import all_errors
+from nodus.recipes import rl
+
+
+def test_names_of_nodus() -> None:
+    assert nodus.__all__ == [
+        "Client",
+        "Environment",
+        "Job",
+        "Secret",
+        "TrainingJob",
+        "Volume",
+        "__version__",
+        "errors",
+        "recipes",
+    ]
+    for name in nodus.__all__:
+        assert getattr(nodus, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nope'"):
+        _ = nodus.Nope  # type: ignore[attr-defined]
+
+
+def test_errors_are_all_there() -> None:
+    assert set(errors.__all__) <= set(dir(errors))
+    # Raised inside the server or the trainer only.
+    inner = {"StoreError", "StaleLease", "StateMismatch"}
+    ours = {cls.__name__ for cls in all_errors() if cls.__module__ in ("nodus.core.errors", "nodus.recipes.errors")}
+    assert ours - inner <= set(errors.__all__)
+
+
+HANDLES: dict[type[Any], set[str]] = {
+    Handle: {
+        "client",
+        "kind",
+        "name",
+        "project",
+        "metadata",
+        "spec",
+        "status",
+        "phase",
+        "raw",
+        "from_name",
+        "refresh",
+        "delete",
+    },
+    TrainingJob: {
+        "create",
+        "from_example",
+        "updates",
+        "watch",
+        "wait",
+        "tasks",
+        "metrics",
+        "prompts",
+        "summary",
+        "outputs",
+        "cancel",
+        "done",
+        "raise_if_failed",
+    },
+    Job: {"wait", "cancel", "done", "raise_if_failed"},
+    Environment: {"create", "reference", "wait_ready"},
+    Secret: {"create"},
+    Volume: {"from_name", "put", "get", "list"},
+    Outputs: {"list", "download", "read", "fetch"},
+}
+
+
+@pytest.mark.parametrize("cls", HANDLES, ids=lambda cls: cls.__name__)
+def test_members_of_handles(cls: type[Any]) -> None:
+    inherited = HANDLES[Handle] if issubclass(cls, Handle) and cls is not Handle else set()
+    public = {name for name in dir(cls) if not name.startswith("_")} | {"client", "raw", "kind"} & HANDLES[cls]
+    assert public - inherited - {"client", "raw"} == HANDLES[cls] - {"client", "raw"} - inherited
+
+
+@pytest.mark.parametrize(
+    ("cls", "names"),
+    [
+        (
+            TrainingJob,
+            [
+                "create",
+                "from_example",
+                "from_name",
+                "refresh",
+                "delete",
+                "wait",
+                "watch",
+                "updates",
+                "tasks",
+                "metrics",
+                "prompts",
+                "cancel",
+            ],
+        ),
+        (Environment, ["create", "from_name", "wait_ready"]),
+        (Secret, ["create"]),
+        (Volume, ["from_name", "put", "get", "list"]),
+        (Outputs, ["list", "download", "read"]),
+        (nodus.Client, ["whoami", "server_info", "ready"]),
+    ],
+)
+def test_blocking_calls_have_twins(cls: type[Any], names: list[str]) -> None:
+    for name in names:
+        wrapped = inspect.getattr_static(cls, name, None) or inspect.getattr_static(Handle, name)
+        function = wrapped.__wrapped__
+        assert inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function), name
+
+
+def defaults(function: Any) -> dict[str, Any]:
+    """Return a signature's defaults by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def test_defaults_of_train_are_the_guides() -> None:
+    assert defaults(rl.train) == {
+        "reward": None,
+        "model": None,
+        "test_tasks": None,
+        "group_size": 8,
+        "groups_per_step": 4,
+        "max_tokens": 256,
+        "learning_rate": 4e-5,
+        "steps": 50,
+        "temperature": 1.0,
+        "seed": None,
+        "gpu": None,
+        "max_cost": None,
+        "lora": None,
+        "pip": (),
+        "train_tasks": None,
+        "held_out_tasks": None,
+        "name": None,
+        "project": None,
+        "client": None,
+    }
+
+
+COMMAND_LINE: dict[str, set[str]] = {
+    "up": {
+        "--data-dir",
+        "--host",
+        "--port",
+        "--detach",
+        "-d",
+        "--tls-cert",
+        "--tls-key",
+        "--behind-proxy",
+        "--public-url",
+        "--roles",
+        "--allow-unsafe-sandbox",
+        "--new-key",
+    },
+    "down": {"--data-dir", "--timeout"},
+    "status": {"--data-dir", "--output", "-o"},
+    "doctor": {"--context", "--output", "-o"},
+    "apply": {"--filename", "-f", "--recursive", "-R", "--dry-run", "--output", "-o", "--prune", "--selector", "-l"},
+    "create": {"--filename", "-f", "--recursive", "-R", "--dry-run", "--idempotency-key", "--output", "-o"},
+    "get": {
+        "--filename",
+        "-f",
+        "--output",
+        "-o",
+        "--watch",
+        "-w",
+        "--selector",
+        "-l",
+        "--field-selector",
+        "-A",
+        "--all-projects",
+        "--all-namespaces",
+        "--mine",
+        "--no-headers",
+        "--show-labels",
+    },
+    "describe": set(),
+    "wait": {"--for", "--timeout"},
+    "logs": {"--follow", "-f", "--tail", "--since", "--timestamps", "--attempt", "--rank", "--index"},
+    "cp": {"--index", "--rank"},
+    "patch": {"--patch", "--type", "--dry-run", "--output", "-o"},
+    "cancel": set(),
+    "delete": {"--filename", "-f", "--selector", "-l", "--all", "--cascade", "--wait", "--ignore-not-found"},
+    "events": {"--for", "--watch", "-w", "--output", "-o"},
+    "volume": set(),
+    "login": {"--with-token", "--api-url"},
+    "auth": set(),
+    "whoami": {"--output", "-o"},
+    "api-resources": set(),
+}
+CONNECTION = {"--context", "--project", "-p", "--namespace", "-n"}
+WITHOUT_CONNECTION = {"up", "down", "status", "doctor", "login", "volume", "auth"}
+
+
+def flags(command: click.Command) -> set[str]:
+    """Return a command's flags."""
+    return {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+
+
+def test_commands_are_these() -> None:
+    assert list(COMMANDS) == list(COMMAND_LINE)
+
+
+@pytest.mark.parametrize("name", COMMAND_LINE)
+def test_flags_of_commands(name: str) -> None:
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    assert flags(command) == COMMAND_LINE[name] | (set() if name in WITHOUT_CONNECTION else CONNECTION)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_short_help_is_the_commands_own(name: str) -> None:
+    command = root.get_command(click.Context(root), name)
+    assert command is not None and command.help is not None
+    first = command.help.replace("\b", "").split("\n\n")[0].replace("\n", " ")
+    assert first.startswith(COMMANDS[name].rstrip("."))
+
+
+def test_groups_have_these_commands() -> None:
+    expected = {"volume": {"put", "get", "ls"}, "auth": {"token", "can-i"}}
+    for name, names in expected.items():
+        group = root.get_command(click.Context(root), name)
+        assert isinstance(group, click.Group)
+        assert set(group.commands) == names
