@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -154,11 +155,9 @@ def test_job_that_ended_while_no_server_ran_is_found_ended(server: Server) -> No
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.06, 0.1])
 def test_server_killed_at_a_moment_of_the_start_runs_the_command_once(server: Server, after_s: float) -> None:
     job = server.add("once", "sh", "-c", "echo ran >> /nodus/state/count; sleep 0.3")
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         # Not a wait for something: the moment of the kill is what the test varies.
         server.process.wait(after_s or 0.001)  # type: ignore[union-attr]
-    except subprocess.TimeoutExpired:
-        pass
     server.kill()
     server.up()
     done = server.in_phase(job, "Succeeded", "Failed")
@@ -239,3 +238,17 @@ def test_deleted_job_leaves_no_process_and_no_files(server: Server) -> None:
     eventually(lambda: processes_with("88123") == [])
     eventually(lambda: not server.directory(attempt).path.exists())
     eventually(lambda: not (server.data_dir / "jobs" / job.uid).exists())
+
+
+def test_server_killed_again_and_again_runs_every_command_once(server: Server) -> None:
+    jobs = [server.add(f"job-{n}", "sh", "-c", "echo ran >> /nodus/state/n; sleep 0.2") for n in range(12)]
+    for after_s in (0.05, 0.15, 0.4, 0.1, 0.25):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Not a wait for something: the moment of the kill is what the test varies.
+            server.process.wait(after_s)  # type: ignore[union-attr]
+        server.kill()
+        server.up()
+    for job in jobs:
+        assert server.in_phase(job, "Succeeded", "Failed").status["phase"] == "Succeeded"
+        assert (server.data_dir / "jobs" / job.uid / "state" / "n").read_text() == "ran\n"
+        assert len(server.attempts(job)) == 1

@@ -15,7 +15,7 @@ import pytest
 
 from nodus.core.errors import Unsupported
 from nodus.server.compute.base import InputFile, Mount, OutputRule, StartRefused
-from nodus.server.compute.local import logstore
+from nodus.server.compute.local import cgroups, logstore
 from nodus.testing.eventually import eventually
 
 from .conftest import MIB, Members, processes_with
@@ -62,6 +62,7 @@ def test_missing_command_says_so(members: Members) -> None:
     state = members.run("no-such-program")
     assert (state.phase, state.exit_code) == ("Exited", 127)
     assert "no-such-program" in str(state.message)
+    assert "no-such-program" in members.output()
 
 
 def test_same_key_runs_once_however_often_it_is_started(members: Members) -> None:
@@ -106,6 +107,19 @@ def test_supervisor_killed_makes_the_attempt_lost_and_leaves_no_process(members:
     assert again.phase == "Lost"
 
 
+def test_supervisor_killed_at_any_moment_of_the_start_leaves_no_process(members: Members) -> None:
+    sleep = mark()
+    for number in range(20):
+        attempt = members.start("sleep", sleep, key=f"attempt-{number}")
+        eventually(lambda at=attempt: at.read_status(), every_s=0.0005)  # type: ignore[misc]
+        time.sleep(number * 0.001)  # Each supervisor is killed a little later in its start.
+        os.kill(members.supervisor(attempt.key), signal.SIGKILL)
+        eventually(lambda at=attempt: not at.alive())  # type: ignore[misc]
+        members.backend.finish_sync(attempt.key)
+    assert eventually(lambda: processes_with(sleep) == [])
+    assert {members.backend.read_state(f"attempt-{number}").phase for number in range(20)} == {"Lost"}
+
+
 def test_timeout_kills_daemons_that_left_the_session(members: Members) -> None:
     sleep = mark()
     begun = time.monotonic()
@@ -121,6 +135,7 @@ def test_command_that_leaves_a_daemon_ends_with_it(members: Members) -> None:
     assert (state.exit_code, processes_with(sleep)) == (0, [])
 
 
+@pytest.mark.skipif(cgroups.hierarchy() is None, reason="no control groups: a process gets MemoryError instead")
 def test_memory_over_the_limit_is_reported_as_such(members: Members) -> None:
     begun = time.monotonic()
     state = members.run("python", "-c", "x = [bytes(10**6) for _ in range(10**6)]", memory_bytes=64 * MIB)

@@ -13,7 +13,7 @@ Standard library only: the supervisor imports it. Layout of ``<data>/attempts/<a
 
 An attempt's command is started at most once: the supervisor writes ``status.json`` before it starts the command, and a
 supervisor that finds one never starts it again. A lock that is free beside a status that isn't final means that the
-supervisor died: the attempt is lost.
+supervisor died: the attempt is lost, and its processes died with it.
 """
 
 from __future__ import annotations

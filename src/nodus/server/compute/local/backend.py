@@ -27,6 +27,7 @@ from nodus.server.compute.local.attemptdir import (
 )
 from nodus.server.compute.local.capacity import Machine, Share, Shares
 from nodus.server.compute.local.collect import PutFile, collect
+from nodus.server.compute.local.member import kill_left_over
 from nodus.server.compute.local.prepare import BlobPath, prepare
 from nodus.server.compute.local.zygote import Zygote
 
@@ -79,7 +80,13 @@ class LocalBackend:
         return self._shares.take(key, cpu, memory_bytes, gpus)
 
     async def finish(self, key: str) -> None:
-        """Give the capacity of a member that ended back."""
+        """Give the capacity of a member that ended back, and make sure that nothing of a lost one is left."""
+        await asyncio.to_thread(self.finish_sync, key)
+
+    def finish_sync(self, key: str) -> None:
+        """As :meth:`finish`, for threads and tests."""
+        if self.read_state(key).phase == "Lost" and kill_left_over(key):
+            cgroups.sweep()
         self._shares.give_back(key)
 
     async def start(self, spec: MemberSpec) -> MemberState:

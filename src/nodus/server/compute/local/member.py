@@ -7,7 +7,7 @@ import fcntl
 import os
 import resource
 import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodus.server.compute.local import seccomp
 from nodus.server.compute.local.attemptdir import AttemptDir
@@ -18,6 +18,9 @@ MAX_PROCESSES = 4096
 MAX_OPEN_FILES = 65536
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
+# Bubblewrap ties a sandbox's life to its parent's only at the end of its own set-up: a supervisor that is killed within
+# those milliseconds would leave a sandbox behind. So the command waits for a word of the supervisor, whose end is none.
+_GATE = ("/bin/sh", "-c", 'read -r word && exec "$@" </dev/null')
 
 
 def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any]) -> SandboxSpec:
@@ -35,7 +38,7 @@ def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any]) -> SandboxSpec:
     memory_bytes = int(spec["memoryBytes"])
     cpu = float(spec["cpu"])
     return SandboxSpec(
-        argv=tuple(spec["command"]),
+        argv=(*_GATE, mark(attempt.key), *spec["command"]),
         env=dict(spec["env"]),
         mounts=(*own, *given),
         # Memory of a tmpfs counts as the command's own; the half is what Linux gives a tmpfs by default.
@@ -53,8 +56,41 @@ def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any]) -> SandboxSpec:
     )
 
 
-def start_member(attempt: AttemptDir, spec: dict[str, Any]) -> tuple[SandboxProcess, int]:
-    """Start the command; return it and the descriptor its output (both streams, in order) is read from.
+class Started(NamedTuple):
+    """A sandbox that is ready to run its command."""
+
+    process: SandboxProcess
+    output: int
+    """The descriptor that the command's output (both streams, in order) is read from."""
+    gate: int
+    """Write a line to it and close it: the command begins."""
+
+
+def mark(key: str) -> str:
+    """Return the argument by which a sandbox's processes are found on the host: the gate's name for itself."""
+    return f"nodus-attempt-{key}"
+
+
+def kill_left_over(key: str) -> int:
+    """Kill what a supervisor that was killed during the start left behind; return how many processes.
+
+    Until bubblewrap has set itself up, its inner half waits for the outer one and doesn't notice its end. The command
+    of such a sandbox never began.
+    """
+    wanted, killed = mark(key).encode(), 0
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if not entry.isdigit() or os.path.basename(os.readlink(f"/proc/{entry}/exe")) != "bwrap":
+                continue
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                if wanted in file.read().split(b"\0"):
+                    os.kill(int(entry), signal.SIGKILL)
+                    killed += 1
+    return killed
+
+
+def start_member(attempt: AttemptDir, spec: dict[str, Any]) -> Started:
+    """Start the sandbox; the command in it waits at the gate.
 
     Call it from the main thread: the sandbox dies with the thread that started it.
 
@@ -65,17 +101,20 @@ def start_member(attempt: AttemptDir, spec: dict[str, Any]) -> tuple[SandboxProc
     if cores := spec.get("cores"):
         with contextlib.suppress(OSError):  # A core that went offline: the quota of the others is enough.
             os.sched_setaffinity(0, {int(core) for core in cores})
+    gate_read, gate = os.pipe()
     read_end, write_end = os.pipe()
     with contextlib.suppress(OSError):  # Over the user's limit of pipe memory: a small pipe works too.
         fcntl.fcntl(read_end, _F_SETPIPE_SZ, _PIPE_BYTES)
     try:
-        process = launch(sandbox_spec(attempt, spec), stdout=write_end, stderr=write_end)
+        process = launch(sandbox_spec(attempt, spec), stdin=gate_read, stdout=write_end, stderr=write_end)
     except BaseException:
         os.close(read_end)
+        os.close(gate)
         raise
     finally:
         os.close(write_end)
-    return process, read_end
+        os.close(gate_read)
+    return Started(process, read_end, gate)
 
 
 def describe_end(process: SandboxProcess, code: int, stop_reason: str | None, spec: dict[str, Any]) -> dict[str, Any]:

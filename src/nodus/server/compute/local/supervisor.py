@@ -5,8 +5,9 @@ started again, the command goes on, and a new server finds everything in the att
 other way round, the sandbox dies with its supervisor, so that an attempt whose lock is free has no processes left.
 
 In order: take the lock; refuse if a status says that this key was started before; write ``Starting``; open the API
-socket, the control socket and the log; start the sandbox; write ``Running``; copy output, watch the clock and the
-control socket; kill what is left of the process tree; write ``Exited``. Each status is on disk before the next step.
+socket, the control socket and the log; start the sandbox; write ``Running``; let the command begin; copy output, watch
+the clock and the control socket; kill what is left of the process tree; write ``Exited``. Each status is on disk before
+the next step.
 """
 
 from __future__ import annotations
@@ -84,21 +85,24 @@ class Supervisor:
         self._write(STARTING, {})
         with self._control() as control, self._api():
             try:
-                member, output = start_member(self._attempt, self._spec)
+                started = start_member(self._attempt, self._spec)
             except Exception as error:  # noqa: BLE001 - whatever keeps the sandbox from starting is the attempt's end
                 self._finish({"reason": "StartFailed", "message": f"the sandbox could not be started: {error}"})
                 return 0
+            member = started.process
             self._times["started"] = time.time()
             timeout_s = self._spec.get("timeoutSeconds")
             self._timeout_at = time.monotonic() + float(timeout_s) if timeout_s is not None else None
             with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as starting.
                 self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
             self._proxy.start()
+            with os.fdopen(started.gate, "wb") as gate, contextlib.suppress(BrokenPipeError):
+                gate.write(b"go\n")
             try:
-                code = self._watch(member, output, control)
+                code = self._watch(member, started.output, control)
             finally:
                 member.kill_tree()
-            self._drain(output)
+            self._drain(started.output)
             self._log.close()
             self._finish(describe_end(member, code, self._stop_reason, self._spec))
         return 0
