@@ -211,12 +211,11 @@ def _verdict(row: Any, sample: Sample) -> Verdict:
     name, reward = row.get("verdict"), row.get("reward")
     if name not in VERDICTS or row.get("outcome", VERDICTS[name]) != VERDICTS[name]:
         raise GraderProtocolError(f"{sample.task_id}: verdict {name!r} with outcome {row.get('outcome')!r}")
-    number = isinstance(reward, (int, float)) and not isinstance(reward, bool) and math.isfinite(reward)
-    if number != (name != "InfrastructureFailure") or (reward is not None and not number):
+    value = float(reward) if isinstance(reward, (int, float)) and not isinstance(reward, bool) else None
+    scored = value is not None and math.isfinite(value)
+    if scored != (name != "InfrastructureFailure") or (reward is not None and not scored):
         raise GraderProtocolError(f"{sample.task_id}: verdict {name} with reward {reward!r}")
-    return Verdict(
-        sample.task_id, sample.sample, name, VERDICTS[name], float(reward) if number else None, row.get("reason")
-    )
+    return Verdict(sample.task_id, sample.sample, name, VERDICTS[name], value, row.get("reason"))
 
 
 def _chunks(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:

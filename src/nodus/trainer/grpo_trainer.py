@@ -98,6 +98,7 @@ class GroupTrainer(GRPOTrainer):
         on_checkpoint: Callable[[Path], None] | None = None,
         **arguments: Any,
     ) -> None:
+        self._buffered_inputs: list[dict[str, Any]] | None = None
         super().__init__(**arguments)
         self._prompt_ids = prompt_ids
         self._on_checkpoint = on_checkpoint

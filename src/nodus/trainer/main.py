@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from nodus.trainer.failures import report
@@ -31,9 +32,9 @@ def _train() -> None:
     run = Run.load()
     attempt = AttemptClient(run.socket, run.project, run.name, run.attempt)
     if run.mode == "Evaluate" or run.task == "Evaluate":
-        from nodus.trainer.tasks import evaluate as task
+        module = "evaluate"
     elif run.task == "GRPO":
-        from nodus.trainer.tasks import grpo as task
+        module = "grpo"
     else:
         raise Unsupported(f"this trainer has no task {run.task!r}; it has GRPO and Evaluate")
-    task.run(run, attempt)
+    importlib.import_module(f"nodus.trainer.tasks.{module}").run(run, attempt)

@@ -50,7 +50,7 @@ def write_weights(model: Any, tokenizer: Any, output_dir: Path, model_uri: str |
         # Rewritten afterwards: PEFT looks the base model up where the config says while it saves.
         config = output_dir / name / "adapter_config.json"
         base = model_uri.removeprefix("hf://").split("@")[0]
-        write_json(config, {**read_json(config), "base_model_name_or_path": base})
+        write_json(config, {**(read_json(config) or {}), "base_model_name_or_path": base})
     # PEFT writes a model card of blanks; what it would say is in provenance.json.
     (output_dir / name / "README.md").unlink(missing_ok=True)
     tokenizer.save_pretrained(output_dir / name)

@@ -72,12 +72,10 @@ def prepare(tmp_path: Path, tiny_dir: Path) -> Iterator[Callable[..., Session]]:
             server = stack.enter_context(run.server(TRAIN, HELD_OUT, grade))
             spec = Run.load({**run.environ("att1"), **(world or {})})
             attempt = AttemptClient(spec.socket, PROJECT, NAME, spec.attempt)
-            state = State(
-                spec.state_dir, spec.binding(), spec.parameters["saveTotalLimit"] or KEEP_CHECKPOINTS
-            )
+            state = State(spec.state_dir, spec.binding(), spec.parameters["saveTotalLimit"] or KEEP_CHECKPOINTS)
             state.open()
             train, held_out = attempt.tasks()
-            session = grpo._prepare(spec, attempt, state, detect_device(1), train, held_out)
+            session = grpo.prepare(spec, attempt, state, detect_device(1), train, held_out)
             made.append(session)
             return Session(session, server)
 

@@ -17,7 +17,7 @@ from nodus.trainer.grpo_trainer import EpochSampler
 def shake(model, seed=7):
     """Give an adapter weights that change what the model says: a fresh one changes nothing."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(model.named_parameters()):
+    for _, parameter in sorted(model.named_parameters()):
         if parameter.requires_grad:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
 

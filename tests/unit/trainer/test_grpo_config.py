@@ -77,7 +77,9 @@ def test_gpu_can_do_what_the_cpu_cannot():
 
 def test_divisibility_counts_every_device():
     check(values(batchSize=1, gradientAccumulation=1, numGenerations=4), Device("cuda", True, 4), 100)
-    assert refused({"batchSize": 1, "gradientAccumulation": 1}, Device("cuda", True, 2)) == ["spec.parameters.batchSize"]
+    assert refused({"batchSize": 1, "gradientAccumulation": 1}, Device("cuda", True, 2)) == [
+        "spec.parameters.batchSize"
+    ]
 
 
 @pytest.mark.parametrize(

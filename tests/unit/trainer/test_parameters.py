@@ -19,14 +19,14 @@ TABLE = """\
 | batchSize | integer | 1 | 1 to 1024 | Examples per GPU per step |
 | beta | number | 0 | 0 to 10 | KL penalty toward the base model; 0 disables the reference model |
 | distributed.findUnusedParameters | boolean | none |  | DDP: tolerate parameters without gradients |
-| distributed.strategy | string | Auto | Auto, DDP, FSDP, ZeRO1, ZeRO2, ZeRO3 | Auto and DDP replicate the model; FSDP and \
-ZeRO shard it |
+| distributed.strategy | string | Auto | Auto, DDP, FSDP, ZeRO1, ZeRO2, ZeRO3 | Auto and DDP replicate the model; FSDP \
+and ZeRO shard it |
 | epochs | number | 1 | 0.01 to 100 | Passes over the data when steps is -1 |
 | evalSteps | integer | none | 1 to 100000 | Steps between validation passes; unset evaluates at the end only |
 | evaluationBatchSize | integer | none | 1 to 1024 | Prompts generated together during Environment baseline and final \
 evaluation |
-| generationBatchSize | integer | none | 2 to 65536 | Total sampled completions per generation batch; must divide evenly \
-across GPUs and numGenerations |
+| generationBatchSize | integer | none | 2 to 65536 | Total sampled completions per generation batch; must divide \
+evenly across GPUs and numGenerations |
 | gradientAccumulation | integer | 4 | 1 to 1024 | Steps whose gradients are summed before an update |
 | gradientCheckpointing | boolean | true |  | Recompute activations to save GPU memory |
 | learningRate | number | 0.000001 | 0 to 1 | Peak learning rate |

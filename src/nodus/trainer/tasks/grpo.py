@@ -46,7 +46,7 @@ def run(spec: Run, attempt: AttemptClient) -> None:
     state = State(spec.state_dir, spec.binding(), spec.parameters["saveTotalLimit"] or KEEP_CHECKPOINTS)
     if spec.is_main:
         state.open()
-    session = _prepare(spec, attempt, state, device, train_tasks, held_out)
+    session = prepare(spec, attempt, state, device, train_tasks, held_out)
 
     baseline = _baseline(session) if spec.evaluation.baseline else None
     training = _train(session)
@@ -59,7 +59,7 @@ def run(spec: Run, attempt: AttemptClient) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class Session:
     """What a run is made of once its model is loaded."""
 
     spec: Run
@@ -82,14 +82,24 @@ def _check_evaluation(spec: Run, held_out: Sequence[Task]) -> None:
         raise Invalid("this run has nothing to evaluate on", causes=[cause], fix="set spec.environment.heldOutTasks")
 
 
-def _prepare(
+def prepare(
     spec: Run,
     attempt: AttemptClient,
     state: State,
     device: Device,
     train_tasks: Sequence[Task],
     held_out: Sequence[Task],
-) -> _Session:
+) -> Session:
+    """Load the model and make everything ready up to the first step; nothing is graded yet.
+
+    Args:
+        spec: The run.
+        attempt: Where completions are graded and events go.
+        state: Its state directory, opened.
+        device: What it trains on.
+        train_tasks: Tasks to sample completions for.
+        held_out: Tasks to evaluate on; may be empty.
+    """
     values = spec.parameters
     tokenizer = load_tokenizer(spec.model_dir)
     prompts = render(tokenizer, [*train_tasks, *held_out], prompt_length(values))
@@ -119,7 +129,7 @@ def _prepare(
     progress.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(progress)
-    return _Session(spec, attempt, state, device, tokenizer, trainer, progress, rewards, evaluator, held_out)
+    return Session(spec, attempt, state, device, tokenizer, trainer, progress, rewards, evaluator, held_out)
 
 
 def _lora_config(arguments: Mapping[str, Any]) -> LoraConfig:
@@ -138,7 +148,7 @@ def _check_strategy(asked: str, trainer: GroupTrainer) -> None:
         )
 
 
-def _baseline(session: _Session) -> Scores | None:
+def _baseline(session: Session) -> Scores | None:
     """Grade the untouched model, or take what an earlier attempt graded."""
     if not session.spec.is_main:
         return None
@@ -151,7 +161,7 @@ def _baseline(session: _Session) -> Scores | None:
     return scores
 
 
-def _train(session: _Session) -> dict[str, Any]:
+def _train(session: Session) -> dict[str, Any]:
     """Train from the newest whole checkpoint to the last step; returns the training's figures."""
     trainer, state = session.trainer, session.state
     main = session.spec.is_main
@@ -199,7 +209,7 @@ def _weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _write(session: _Session, baseline: Scores | None, final: Scores | None, training: Mapping[str, Any]) -> None:
+def _write(session: Session, baseline: Scores | None, final: Scores | None, training: Mapping[str, Any]) -> None:
     spec = session.spec
     outputs.clear(spec.output_dir)
     model = session.trainer.accelerator.unwrap_model(session.trainer.model)
