@@ -1,0 +1,170 @@
+"""Completions graded a second, with a trivial reward, a fresh process for each completion.
+
+Two figures, against the floor of 400 a second on two cores: through the isolated pool alone, and the whole way that a
+trainer's completions take: attempt socket, supervisor's proxy, HTTP, authentication, recorded verdicts (SQLite,
+synchronous=FULL), pool. The server is a process of its own; the pool has as many graders as there are cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench._harness import Figure, report
+
+if TYPE_CHECKING:
+    from nodus.server.services import Services
+
+FLOOR = 400.0
+ROUNDS = 5
+COMPLETIONS = 1024
+TASKS = 256
+POOL = Figure(name="grading-pool", unit="completions/s", goal=1.0, better="higher")
+SOCKET = Figure(name="grading-socket", unit="completions/s", goal=1.0, better="higher")
+REWARD = f"""
+def tasks(split):
+    return [(f"{{split}} {{n}}", str(n)) for n in range({TASKS})]
+
+def reward(completion, answer):
+    return float(completion == answer)
+"""
+
+
+def bundle() -> bytes:
+    """Return the environment's bundle."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("nodus_task.py")
+        member.size = len(REWARD)
+        archive.addfile(member, io.BytesIO(REWARD.encode()))
+    return buffer.getvalue()
+
+
+async def pool(folder: Path) -> list[float]:
+    """Return completions a second through the pool, once a round."""
+    from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests
+
+    digest = hashlib.sha256(bundle()).hexdigest()
+    (folder / digest).write_bytes(bundle())
+    service = GradingService(EnvironmentLibrary(folder / "unpacked", lambda _: folder / digest), MemoryManifests())
+    spec = {"version": "1.0.0", "package": {"source": {"blob": f"sha256:{digest}", "module": "nodus_task"}}}
+    rates = []
+    try:
+        environment = await service.resolve("trivial", spec)
+        tasks = (await service.tasks(environment, "train", 0)).tasks
+        for _ in range(ROUNDS + 1):
+            items = [Completion(tasks[n % TASKS].task_id, n, str(n)) for n in range(COMPLETIONS)]
+            begun = time.perf_counter()
+            verdicts = await service.grade("bench", environment, items)
+            rates.append(COMPLETIONS / (time.perf_counter() - begun))
+            assert {verdict.outcome for verdict in verdicts} <= {"Passed", "Failed"}
+    finally:
+        await service.close()
+    return rates[1:]
+
+
+def through_socket(folder: Path) -> list[float]:
+    """Return completions a second through the attempt socket, once a round."""
+    from nodus.server.compute.local.proxy import Proxy, listen
+    from nodus.trainer.attempt import AttemptClient, Sample
+
+    with _server(folder) as token:
+        socket_path = str(folder / "api.sock")
+        proxy = Proxy(listen(socket_path), folder / "server.json", token)
+        proxy.start()
+        client = AttemptClient(Path(socket_path), "default", "bench", "bench-1")
+        tasks, _ = client.tasks()
+        numbers, rates = count(), []
+        for step in range(ROUNDS + 1):
+            samples = [Sample(tasks[n % TASKS].id, n // TASKS, str(next(numbers))) for n in range(COMPLETIONS)]
+            begun = time.perf_counter()
+            verdicts = client.grade("Training", step, samples)
+            rates.append(COMPLETIONS / (time.perf_counter() - begun))
+            assert {verdict.outcome for verdict in verdicts} <= {"Passed", "Failed"}
+        proxy.close()
+    return rates[1:]
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    """Run the API with a TrainingJob that is in its training stage; give its attempt's token."""
+    command = [sys.executable, "-m", "bench.grading", "--serve", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.stdin.close()
+
+
+async def serve(folder: Path) -> None:
+    """Serve until standard input ends; print the attempt's token once requests are answered."""
+    import uvicorn
+
+    from nodus.core.clock import SystemClock
+    from nodus.server import bootstrap
+    from nodus.server.api.app import create_app
+    from nodus.server.settings import Settings
+
+    folder.joinpath("data").mkdir(mode=0o700)
+    services, _ = bootstrap.open_services(Settings(data_dir=folder / "data", roles=("api",)), SystemClock())
+    token = _put_run(services)
+    server = uvicorn.Server(uvicorn.Config(create_app(services), port=0, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    folder.joinpath("server.json").write_text(f'{{"url": "http://127.0.0.1:{port}"}}')
+    async with bootstrap.background(services):
+        print(token, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        server.should_exit = True
+        await serving
+    services.store.close()
+
+
+def _put_run(services: Services) -> str:
+    """Put a running TrainingJob over the trivial environment into the store; return its attempt's token."""
+    from nodus.core.kinds import ATTEMPT, ENVIRONMENT, JOB, TRAINING_JOB
+    from nodus.server.store import objects
+
+    blob = services.store.blobs.put_bytes(bundle())
+    package = {"source": {"blob": f"sha256:{blob}", "module": "nodus_task"}}
+    put: Callable[..., Any] = lambda *a, **k: services.store.write_sync(  # noqa: E731 - a shorthand of this function
+        lambda conn: objects.create(conn, *a, **k)
+    )
+    put(ENVIRONMENT, "default", "trivial", {"version": "1.0.0", "package": package}, status={"phase": "Ready"})
+    spec = {"runtime": "nodus/grpo-lora", "environment": {"name": "trivial@1.0.0", "trainTasks": TASKS}}
+    pinned = {"seed": 0, "trainTasks": TASKS, "heldOutTasks": 0}
+    run = put(TRAINING_JOB, "default", "bench", spec, status={"phase": "Running", "job": "bench", "pinned": pinned})
+    job = put(JOB, "default", "bench", {}, owner=run, status={"phase": "Running"})
+    attempt_spec = {"job": "bench", "epoch": 1}
+    attempt = put(ATTEMPT, "default", "bench-1", attempt_spec, owner=job, status={"phase": "Running"})
+    return services.signer.attempt_token(attempt.uid)
+
+
+def main() -> int:
+    """Measure both ways and print a line for each."""
+    if sys.argv[1:2] == ["--serve"]:
+        asyncio.run(serve(Path(sys.argv[2])))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
+        report(POOL, asyncio.run(pool(Path(folder))), [FLOOR])
+    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
+        report(SOCKET, through_socket(Path(folder)), [FLOOR])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
