@@ -15,6 +15,7 @@ from nodus.server.compute.base import MemberState
 from nodus.server.controllers.attempt import (
     QUEUED_ANNOTATION,
     UNSCHEDULABLE,
+    WAITING,
     AttemptController,
     Context,
     how_it_ended,
@@ -63,8 +64,9 @@ def summary(outcome: Outcome) -> tuple[Any, ...]:
         ({"line": ("a0", "a1")}, ("Pending", "Queued", None)),
         ({"status": {"phase": "Starting"}, "line": ("a0",)}, ("Starting", None, "start")),
         ({"result": result("start")}, ("Starting", None, None)),
-        ({"result": result("start", "waiting for 1 CPUs", queued=True)}, ("Pending", "Queued", None)),
-        ({"result": result("start", "it asks for 9 CPUs", queued=True)}, ("Pending", UNSCHEDULABLE, None)),
+        ({"result": result("start", "waiting for 1 CPUs", reason="Queued")}, ("Pending", "Queued", None)),
+        ({"result": result("start", "it asks for 9 CPUs", reason=UNSCHEDULABLE)}, ("Pending", UNSCHEDULABLE, None)),
+        ({"result": result("start", "the volume is Pending", reason=WAITING)}, ("Pending", WAITING, None)),
         ({"result": result("start", "there is no such image")}, ("Failed", "StartFailed", None)),
         ({"spec": {"state": "Stopped", "stopReason": "Suspended"}}, ("Cancelled", "Suspended", None)),
         ({"member": MemberState("a1", "Starting")}, ("Starting", None, None)),
@@ -136,5 +138,6 @@ def test_line_is_first_come_first_served_with_a_fair_share_by_project(make_objec
         attempt("idle-new", "idle", "Pending", 10),
         attempt("idle-old", "idle", "Pending", 20),
         attempt("never", "idle", "Pending", 95, UNSCHEDULABLE),
+        attempt("no-volume-yet", "idle", "Pending", 96, WAITING),
     ]
     assert waiting_line(live) == ("idle-old", "idle-new", "busy-old")

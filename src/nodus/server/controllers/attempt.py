@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 2.0
 QUEUE_INTERVAL_S = 1.0
-UNSCHEDULABLE = "Unschedulable"
+UNSCHEDULABLE, WAITING = "Unschedulable", "Waiting"
+"""Reasons of a pending attempt that is out of the line: it never fits here, or something it needs isn't there yet."""
 QUEUED_ANNOTATION = "nodus.dev/queued-at"
 """On an attempt: since when its run waits, so that a run keeps its place in line over its attempts."""
 STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted"})
@@ -157,7 +158,8 @@ class AttemptController(BaseController):
         uid, request = ctx.obj.uid, memberspec.request_of(ctx.job.spec)
         missing = await self._backend.reserve(uid, request.cpu, request.memory_bytes, request.gpus)
         if missing is not None:
-            return ActionResult(action.key, action.name, {"queued": True}, error=missing)
+            reason = "Queued" if missing.startswith("waiting") else UNSCHEDULABLE
+            return ActionResult(action.key, action.name, {"reason": reason}, error=missing)
         try:
             found = await self._store.read(self._lookups.find, ctx.job)
             resolved = await asyncio.to_thread(self._lookups.prepare, ctx.job, ctx.obj, found)
@@ -168,13 +170,15 @@ class AttemptController(BaseController):
         except NodusError as error:
             await self._backend.finish(uid)
             if error.retryable:
-                raise
+                return ActionResult(action.key, action.name, {"reason": WAITING}, error=error.message)
             return ActionResult(action.key, action.name, {"fix": error.fix}, error=error.message)
         except OSError as error:
             # A full disk, or no process to be had: the machine's trouble, which passes.
             await self._backend.finish(uid)
             log.warning("attempt %s can't be started now: %s", ctx.obj.name, error)
-            return ActionResult(action.key, action.name, {"queued": True}, error=f"waiting for this machine: {error}")
+            return ActionResult(
+                action.key, action.name, {"reason": WAITING}, error=f"waiting for this machine: {error}"
+            )
         self._wake_next(uid)
         return ActionResult(action.key, action.name)
 
@@ -213,14 +217,15 @@ class AttemptController(BaseController):
 def waiting_line(live: Iterable[Object]) -> tuple[str, ...]:
     """Return the uids of waiting attempts, next first: the oldest run of the project with the fewest running ones.
 
-    An attempt that can never run on this machine holds up nobody.
+    An attempt that can never run on this machine, or waits for something else than capacity, holds up nobody.
     """
     items = list(live)
     running: dict[str | None, int] = {}
     for item in items:
         if item.status.get("phase") != "Pending":
             running[item.project] = running.get(item.project, 0) + 1
-    waiting = [i for i in items if i.status.get("phase") == "Pending" and i.status.get("reason") != UNSCHEDULABLE]
+    pending = [item for item in items if item.status.get("phase") == "Pending"]
+    waiting = [item for item in pending if item.status.get("reason") not in (UNSCHEDULABLE, WAITING)]
     waiting.sort(key=lambda item: (running.get(item.project, 0), _queued_at(item), item.resource_version))
     return tuple(item.uid for item in waiting)
 
@@ -252,10 +257,8 @@ def _decide_started(ctx: Context, result: ActionResult) -> Outcome:
     if result.error is None:
         # Forked, and not yet at its lock: it shows in a moment.
         return Outcome(status={**_base(ctx), "phase": "Starting"}, requeue_after_s=0.05)
-    if result.value.get("queued"):
-        impossible = not result.error.startswith("waiting")
-        reason = UNSCHEDULABLE if impossible else "Queued"
-        status = {**_base(ctx), "phase": "Pending", "reason": reason, "message": result.error}
+    if result.value.get("reason"):
+        status = {**_base(ctx), "phase": "Pending", "reason": result.value["reason"], "message": result.error}
         return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S)
     status = {**_base(ctx), "phase": "Failed", "reason": "StartFailed", "message": result.error, "retryable": False}
     if result.value.get("fix"):

@@ -1,0 +1,117 @@
+"""Jobs that refer to Secrets, Volumes and uploaded sources, from the objects to what the command finds."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodus.core.kinds import SECRET, VOLUME
+from nodus.server.signing import Signer
+from nodus.server.store import Object, objects, secret_values, volumes
+from nodus.server.store.volumes import FileEntry
+
+from .test_jobs import Server
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path / "data")
+    made.up()
+    yield made
+    made.close()
+
+
+def add_secret(server: Server, name: str, **values: str) -> Object:
+    secret = server.store.write_sync(objects.create, SECRET, "default", name, {}, status={"phase": "Ready"})
+    sealed = Signer.open(server.data_dir / "keys").encrypt(json.dumps(values).encode(), secret.uid)
+    server.store.write_sync(secret_values.put, secret.uid, 1, sealed)
+    return secret
+
+
+def add_volume(server: Server, name: str, **files: bytes) -> Object:
+    status = {"phase": "Ready", "revision": 1 if files else 0}
+    volume = server.store.write_sync(objects.create, VOLUME, "default", name, {}, status=status)
+    tree = [FileEntry(path, server.store.blobs.put_bytes(data), len(data)) for path, data in files.items()]
+    if tree:
+        server.store.write_sync(volumes.commit, volume.uid, tree)
+    return volume
+
+
+def output(server: Server, job: Object) -> str:
+    done = server.in_phase(job, "Succeeded", "Failed")
+    assert done.status["phase"] == "Succeeded", done.status
+    return server.log(server.attempts(job)[-1])
+
+
+def test_secrets_become_variables(server: Server) -> None:
+    add_secret(server, "hf", HF_TOKEN="tok-1", OTHER="x")
+    reference = {"secretKeyRef": {"name": "hf", "key": "OTHER"}}
+    env = [{"name": "PLAIN", "value": "a b"}, {"name": "NAMED", "valueFrom": reference}]
+    job = server.add("env", "sh", "-c", 'echo "$HF_TOKEN $PLAIN $NAMED"', env=env, secrets=["hf"])
+    assert output(server, job) == "tok-1 a b x\n"
+
+
+def test_missing_secret_fails_the_job_with_its_name(server: Server) -> None:
+    job = server.add("env", "true", secrets=["absent"], backoffLimit=3)
+    status = server.in_phase(job, "Failed").status
+    assert (status["reason"], "absent" in status["message"]) == ("StartFailed", True)
+
+
+def test_volume_is_read_and_a_written_one_gets_a_revision_when_the_job_succeeds(server: Server) -> None:
+    add_volume(server, "model", **{"weights.bin": b"w"})
+    data = add_volume(server, "data", **{"a.txt": b"one\n"})
+    mounts = [
+        {"volume": "model", "mountPath": "/model", "readOnly": True},
+        {"volume": "data", "mountPath": "/data"},
+    ]
+    failing = server.add("fails", "sh", "-c", "echo lost > /data/a.txt; exit 1", volumes=mounts)
+    server.in_phase(failing, "Failed")
+    assert server.get(data).status["revision"] == 1
+    script = (
+        "cat /model/weights.bin /data/a.txt; mkdir /data/sub; echo two > /data/sub/b.txt; ! touch /model/x 2>/dev/null"
+    )
+    job = server.add("writes", "sh", "-c", script, volumes=mounts)
+    assert output(server, job) == "wone\n"
+    assert server.get(data).status["revision"] == 2
+    tree = server.store.read_sync(volumes.tree, data.uid, 2)
+    assert {entry.path: server.store.blobs.read_bytes(entry.sha256) for entry in tree} == {
+        "a.txt": b"one\n",
+        "sub/b.txt": b"two\n",
+    }
+    pinned = [{"volume": "data", "mountPath": "/data", "revision": 1}]
+    job = server.add("pinned", "ls", "/data", volumes=pinned)
+    assert output(server, job) == "a.txt\n"
+
+
+def test_volume_that_is_not_ready_is_waited_for(server: Server) -> None:
+    volume = add_volume(server, "model", **{"weights.bin": b"w"})
+    server.store.write_sync(objects.update_status, volume.uid, {"phase": "Pending"})
+    job = server.add(
+        "waits", "cat", "/m/weights.bin", volumes=[{"volume": "model", "mountPath": "/m", "readOnly": True}]
+    )
+    other = server.add("other", "true")
+    server.in_phase(other, "Succeeded")
+    assert "'model' is Pending" in server.get(job).status["message"]
+    server.store.write_sync(objects.update_status, volume.uid, {"phase": "Ready", "revision": 1})
+    assert output(server, job) == "w"
+
+
+def test_uploaded_source_and_inputs_are_there(server: Server) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        data = b"import sys; print(open(sys.argv[1]).read())"
+        member = tarfile.TarInfo("main.py")
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    source = f"sha256:{server.store.blobs.put_bytes(buffer.getvalue())}"
+    params = f"sha256:{server.store.blobs.put_bytes(b'{}')}"
+    inputs = [{"name": "params", "path": "/nodus/inputs/params/params.json", "blob": params}]
+    command = ("python", "main.py", "/nodus/inputs/params/params.json")
+    assert output(server, server.add("source", *command, source={"blob": source}, inputs=inputs)) == "{}\n"
