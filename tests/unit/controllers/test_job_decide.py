@@ -22,8 +22,15 @@ Make = Callable[..., Object]
 def decide(make_object: Make) -> Callable[..., Outcome]:
     """Decides about a Job: ``decide(spec={...}, status={...}, attempts=[{...status...}, ...])``."""
 
-    def run(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, attempts: Any = ()) -> Outcome:
-        job = make_object("Job", spec={"command": ["x"], **(spec or {})}, status=status or {"phase": "Queued"})
+    def run(
+        spec: dict[str, Any] | None = None,
+        status: dict[str, Any] | None = None,
+        attempts: Any = (),
+        image: dict[str, str] | None = None,
+        **fields: Any,
+    ) -> Outcome:
+        given = {"command": ["x"], **(spec or {})}
+        job = make_object("Job", spec=given, status=status or {"phase": "Queued"}, **fields)
         made = tuple(
             make_object(
                 "Attempt", f"job-{epoch}", spec={"job": "job", "epoch": epoch, "state": "Running"}, status=given
@@ -31,7 +38,7 @@ def decide(make_object: Make) -> Callable[..., Outcome]:
             for epoch, given in enumerate(attempts, start=1)
         )
         controller = JobController("node-1", FakeBackend(), FakeClock())  # type: ignore[arg-type]
-        return controller.decide(Context(job, made, "node-1"), NOW)
+        return controller.decide(Context(job, made, "node-1", image), NOW)
 
     return run
 
@@ -172,3 +179,21 @@ def test_status_is_valid_for_its_kind(decide: Callable[..., Outcome]) -> None:
     for attempts in ([], [{"phase": "Running"}], [FAILED], [{"phase": "Succeeded", "exitCode": 0}]):
         status = decide(attempts=attempts).status
         assert JOB.status_model.model_validate(status)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "phase"), [(None, "Suspended"), ("sha256:old", "Suspended"), ("sha256:new", "Recovering")]
+)
+def test_image_that_changed_holds_further_attempts_until_it_is_accepted(
+    decide: Callable[..., Outcome], accepted: str | None, phase: str
+) -> None:
+    old, new = ({"reference": "nodus/base", "digest": f"sha256:{age}", "user": "1"} for age in ("old", "new"))
+    annotations = {"nodus.dev/accept-image": accepted} if accepted else {}
+    status = {"phase": "Recovering", "image": old}
+    outcome = decide(status=status, attempts=[LOST], image=new, annotations=annotations)
+    assert outcome.status is not None
+    assert (outcome.status["phase"], len(outcome.create)) == (phase, int(phase == "Recovering"))
+    assert outcome.status["image"] == (new if phase == "Recovering" else old)
+    if phase == "Suspended":
+        assert outcome.status["reason"] == "RuntimeChanged"
+        assert "nodus.dev/accept-image=sha256:new" in outcome.status["fix"]

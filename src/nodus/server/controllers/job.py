@@ -48,6 +48,8 @@ MAX_LOST = 10
 """Attempts lost with their supervisors before a Job fails all the same."""
 RETRY_BASE_S, RETRY_MAX_S = 1.0, 60.0
 JOB_LABEL, RANK_LABEL = "nodus.dev/job", "nodus.dev/rank"
+ACCEPT_ANNOTATION = "nodus.dev/accept-image"
+"""On a Job: the digest of an image it may go on with, though it began with another."""
 _COPIED = ("exitCode", "message", "fix")
 
 
@@ -197,6 +199,8 @@ def _decide_next(ctx: Context, last: Object | None, now: datetime) -> Outcome:
     """Make the next attempt, after a pause that grows with failures."""
     if (overdue := _overdue(ctx, now)) is not None:
         return overdue
+    if last is not None and (changed := _decide_changed_image(ctx)) is not None:
+        return changed
     status = _status(ctx)
     status["phase"] = "Recovering" if ctx.job.status.get("phase") in ("Running", "Recovering") else "Queued"
     if last is not None and last.status.get("phase") == "Failed":
@@ -219,6 +223,26 @@ def _decide_next(ctx: Context, last: Object | None, now: datetime) -> Outcome:
         why = last.status.get("message") or last.status.get("reason") or "it failed"
         events.append(EventNote("Warning", "Retrying", f"attempt {last.name} ended: {why}; attempt {epoch} follows"))
     return Outcome(status=status, create=[attempt], events=events)
+
+
+def _decide_changed_image(ctx: Context) -> Outcome | None:
+    """Hold a Job whose image is no longer what it began with, until its user accepts the new one; else None."""
+    began, now = ctx.job.status.get("image"), ctx.image
+    if not began or not now or began["digest"] in (now["digest"], None) or _accepts(ctx.job, now):
+        return None
+    return Outcome(
+        status={
+            **_status(ctx),
+            "phase": "Suspended",
+            "reason": "RuntimeChanged",
+            "message": f"{now['reference']} is not what the Job began with: {began['digest']}, now {now['digest']}",
+            "fix": f"To go on with the new one, annotate the Job with {ACCEPT_ANNOTATION}={now['digest']}.",
+        }
+    )
+
+
+def _accepts(job: Object, image: dict[str, str]) -> bool:
+    return job.annotations.get(ACCEPT_ANNOTATION) == image["digest"]
 
 
 def _overdue(ctx: Context, now: datetime) -> Outcome | None:
@@ -264,8 +288,10 @@ def _status(ctx: Context) -> dict[str, Any]:
     }
     if "startTime" in ctx.job.status:
         status["startTime"] = ctx.job.status["startTime"]
-    if ctx.image is not None:
-        status["image"] = ctx.image
+    # The image it began with, or the one its user accepted since.
+    image = ctx.image if ctx.image and _accepts(ctx.job, ctx.image) else ctx.job.status.get("image") or ctx.image
+    if image is not None:
+        status["image"] = image
     return status
 
 
