@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodus.core.kinds import JOB, OFFERING, VOLUME
-from nodus.server.store import Store, objects
+from nodus.server.store import Store, objects, volumes
 from nodus.testing.hub import FakeHub
 
 from .conftest import ENVIRONMENT_DIGEST
@@ -106,6 +106,11 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
         ),
         ({"resources": {"nodes": 2}}, {"spec.resources.nodes": "runs on one node"}),
         ({"resources": {"gpu": {"type": ["H1000"]}}}, {"spec.resources.gpu.type": "did you mean H100"}),
+        ({"resources": {"cpu": "two"}}, {"spec.resources.cpu": "write it like 2 or 500m"}),
+        (
+            {"resources": {"cpu": 0, "memory": "0Gi"}},
+            {"spec.resources.cpu": "amount", "spec.resources.memory": "amount"},
+        ),
         ({"maxCostUSD": 5}, {"spec.maxCostUSD": "as a string, like"}),
         ({"maxCostUSD": "5 dollars"}, {"spec.maxCostUSD": "is not an amount"}),
         ({"mode": "Evaluate", "task": "SFT"}, {"spec.task": "does GRPO, not SFT"}),
@@ -212,6 +217,16 @@ async def test_named_gpu_that_is_not_here_blocks_in_the_dry_run_and_is_admitted(
     assert "1 x h100-sxm-80g is not here; this place has no accelerator" in reason["message"]
 
 
+async def test_more_than_the_machine_has_blocks_and_a_preset_is_cut_to_it(admit: Any, manifest: Manifest) -> None:
+    admitted = await admit(manifest(resources={"cpu": 64, "memory": "1Ti"}))
+    assert [reason["message"] for reason in admitted.preview["estimate"]["blockingReasons"]] == [
+        "64 CPUs are asked for and the largest machine here has 2",
+        "1Ti of memory are asked for and the largest machine here has 16Gi",
+    ]
+    library = await admit(manifest(model={"uri": "library://smollm2-135m-instruct"}))
+    assert library.preview["estimate"]["blockingReasons"] == []
+
+
 async def test_gpu_offering_is_used_by_its_preset(store: Store, admit: Any, manifest: Manifest) -> None:
     spec = {"cpu": 8, "memory": "64Gi", "count": 1, "accelerator": {"family": "L40S", "count": 1}}
     store.write_sync(objects.create, OFFERING, None, "local-l40s-x1", spec, status={"phase": "Available"})
@@ -227,6 +242,11 @@ async def test_model_volume_must_be_ready_and_have_the_revision(store: Store, ad
     make("empty", phase="Ready", revision=0)
     make("pending", phase="Pending")
     make("model", phase="Ready", revision=2, digest="sha256:" + "a" * 64)
+    uid = store.read_sync(objects.get, VOLUME, "default", "model").uid
+    for names in (["notes.txt"], ["config.json", "model.safetensors"]):
+        store.write_sync(volumes.commit, uid, [volumes.FileEntry(name, "0" * 64, 1) for name in names])
+    (cause,) = (await admit(manifest(model={"volume": {"name": "model", "revision": 1}}))).causes
+    assert "has no config.json" in cause.message
     for name, words in (("empty", "is empty"), ("pending", "is Pending")):
         (cause,) = (await admit(manifest(model={"volume": {"name": name}}))).causes
         assert cause.field == "spec.model.volume.name" and words in cause.message

@@ -219,6 +219,18 @@ async def test_crash_between_effect_and_record_converges_on_one_job(world: World
 # Ways a run can go -----------------------------------------------------------------------------------------------
 
 
+async def test_no_contrast_is_said_when_training_taught_nothing(world: World, run: Object) -> None:
+    job = await world.started(run)
+    world.grade(run, "Training", 8, 0, step=1)
+    world.grade(run, "Training", 0, 8, step=2)
+    await world.settle()
+    assert world.get(run).status["diagnostics"] == {"rewardSignal": "InsufficientEvidence"}
+    world.set_status(job, phase="Succeeded")
+    await world.settle()
+    found = world.get(run).status["diagnostics"]
+    assert found["rewardSignal"] == "NoRewardContrast" and "sampling.temperature" in found["message"]
+
+
 async def test_two_runs_of_one_revision_share_its_volume(world: World, run: Object, create: Any, manifest: Any) -> None:
     second = await create(manifest(), "second")
     await world.settle()

@@ -163,20 +163,6 @@ def test_paired_interval_stays_within_all_and_nothing() -> None:
     assert summary.paired_interval(0, 0, 16)[0] == pytest.approx(-summary.paired_interval(0, 0, 16)[1])
 
 
-def training(step: int, task: int, rewards: list[float | None], attempt: int = 1) -> list[Verdict]:
-    return [
-        Verdict(attempt, "Training", step, f"t{task}", sample, "Error" if reward is None else "Passed", reward)
-        for sample, reward in enumerate(rewards)
-    ]
-
-
-def test_count_groups_needs_two_scored_rewards_and_takes_the_newest_attempt() -> None:
-    rows = training(1, 1, [1.0, 0.0]) + training(1, 2, [1.0, 1.0]) + training(2, 1, [1.0, None])
-    assert summary.count_groups(rows) == GroupCounts(scored=2, with_contrast=1)
-    again = rows + training(1, 1, [1.0, 1.0], attempt=2)
-    assert summary.count_groups(again) == GroupCounts(scored=2, with_contrast=0)
-
-
 @pytest.mark.parametrize(
     ("counts", "finished", "signal"),
     [

@@ -408,6 +408,8 @@ class Provenance(Model):
     """Pinned revision."""
     model_digest: str | None = None
     """Digest of the model's files."""
+    model_source: dict[str, Any] | None = None
+    """Repository and commit it was imported from, or package, version and the GGUF's sha256 of the local library."""
     parameters_sha256: str | None = Field(default=None, alias="parametersSHA256")
     """Digest of the merged parameters."""
     configuration_digest: str | None = None

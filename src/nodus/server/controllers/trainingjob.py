@@ -339,6 +339,7 @@ def _model_pin(conn: Connection, obj: Object, volume: Object | None) -> ModelPin
         volume=volume.name,
         volume_revision=revision,
         digest=committed[revision],
+        source=lookup(volume.status, "import.provenance"),
     )
 
 

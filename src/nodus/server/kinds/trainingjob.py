@@ -154,6 +154,8 @@ def provenance(plan: Plan) -> dict[str, Any]:
         result["modelRevision"] = plan.model.revision
         if plan.model.digest:
             result["modelDigest"] = plan.model.digest
+        if plan.model.source:
+            result["modelSource"] = dict(plan.model.source)
     return result
 
 

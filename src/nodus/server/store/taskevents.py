@@ -291,6 +291,24 @@ def _task_event(row: Any) -> dict[str, Any]:
     return event
 
 
+def count_training_groups(conn: Connection, trainingjob_uid: str) -> tuple[int, int]:
+    """Count the groups of completions (one task of one step) with at least two rewards, and those whose rewards differ.
+
+    A step that a later attempt repeated counts once for each attempt.
+    """
+    v = verdicts.c
+    groups = (
+        select((func.min(v.reward) < func.max(v.reward)).label("differs"))
+        .where(v.trainingjob == trainingjob_uid, v.phase == "Training", v.reward.is_not(None))
+        .group_by(v.attempt, v.step, v.task_id)
+        .having(func.count() > 1)
+        .subquery()
+    )
+    query = select(func.count(), func.count().filter(groups.c.differs)).select_from(groups)
+    scored, differing = conn.execute(query).one()
+    return int(scored), int(differing)
+
+
 def newest_report(conn: Connection, trainingjob_uid: str, type_: str) -> dict[str, Any] | None:
     """Return the last report of a type (Stage, Metrics, Diagnostics), or None when there is none yet."""
     query = (

@@ -68,6 +68,8 @@ class ModelPin:
     volume_revision: int | None = None
     digest: str | None = None
     """Digest of the Volume revision's files."""
+    source: Mapping[str, Any] | None = None
+    """Where the files come from, as the import noted it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from nodus.server.training.references import (
     parse_environment,
     parse_object,
 )
-from nodus.server.training.resources import Shape
+from nodus.server.training.resources import Shape, quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
 _ALIAS = re.compile(r"(?P<name>.+)-v(?P<major>\d+)")
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-_UNITS |= {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}
 
 
 class Unresolved(BadReference):
@@ -108,25 +106,13 @@ def shapes(conn: Connection) -> list[Shape]:
             Shape(
                 name=offering.name,
                 cpu=float(offering.spec.get("cpu") or 1),
-                memory_bytes=quantity_bytes(str(offering.spec.get("memory") or "1Gi")),
+                memory_bytes=int(quantity(offering.spec.get("memory") or "1Gi")),
                 accelerator=accelerator.get("family"),
                 accelerators=int(offering.spec.get("count") or accelerator.get("count") or 0) if accelerator else 0,
                 price_usd_per_hour=str(offering.spec.get("priceUSDPerHour") or "0"),
             )
         )
     return found
-
-
-def quantity_bytes(text: str) -> int:
-    """Bytes of a Kubernetes quantity such as `16Gi`.
-
-    Raises:
-        ValueError: the text is no such quantity.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]i?)?", text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a quantity such as 16Gi")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def hub_token(conn: Connection, services: Services, project: str, secret: str) -> str | None:

@@ -15,12 +15,12 @@ from nodus.core.errors import Cause
 from nodus.core.kinds import SECRET, VOLUME
 from nodus.core.money import format_usd, parse_usd
 from nodus.server import accelerators
-from nodus.server.store import objects
+from nodus.server.store import objects, volumes
 from nodus.server.training import compile as compiler
 from nodus.server.training import lookups, parameters, rules
 from nodus.server.training.compile import Compiled, EnvironmentPin, ModelPin, RuntimePin
 from nodus.server.training.references import BadReference, HubModel, LibraryModel, parse_model
-from nodus.server.training.resources import Chosen, Notice, choose
+from nodus.server.training.resources import Chosen, Notice, choose, quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -218,6 +218,10 @@ def _volume_model(conn: Connection, plan: Plan, project: str, source: Mapping[st
     if revision > newest:
         plan.reject("spec.model.volume.revision", f"Volume {name!r} has no revision {revision}; the newest is {newest}")
         return None
+    names = {entry.path for entry in volumes.tree(conn, found.uid, revision)}
+    if "config.json" not in names:
+        plan.reject("spec.model.volume.name", f"revision {revision} of Volume {name!r} has no config.json: no model")
+        return None
     digest = found.status.get("digest") if revision == newest else None
     return ModelPin(
         uri=f"volume://{name}@{revision}", revision=str(revision), volume=name, volume_revision=revision, digest=digest
@@ -231,10 +235,15 @@ def _check_against_runtime(conn: Connection, plan: Plan, inputs: Inputs, runtime
     plan.causes.extend(rules.node_causes(spec, runtime.name, task))
     faults = parameters.check(runtime.spec, spec.get("parameters"))
     plan.causes.extend(faults)
+    given = dict(spec.get("resources") or {})
+    for name in ("cpu", "memory"):
+        if name in given and not _is_amount(given[name]):
+            words = "is no positive amount; write it like " + ("2 or 500m" if name == "cpu" else "16Gi")
+            plan.reject(f"spec.resources.{name}", f"{given.pop(name)!r} {words}")
     method = _method(runtime, spec)
     plan.chosen = choose(
         runtime.spec,
-        given=spec.get("resources"),
+        given=given,
         model=plan.model.repo if plan.model else "",
         method=method,
         shapes=lookups.shapes(conn),
@@ -252,6 +261,13 @@ def _check_against_runtime(conn: Connection, plan: Plan, inputs: Inputs, runtime
 
 def _family(spelling: str) -> str:
     return accelerators.find(spelling).family
+
+
+def _is_amount(value: Any) -> bool:
+    try:
+        return quantity(value) > 0
+    except ValueError:
+        return False
 
 
 def _check_mode_and_inputs(plan: Plan, spec: Mapping[str, Any], runtime: RuntimePin) -> None:

@@ -51,8 +51,7 @@ def read(conn: Connection, obj: Object) -> Report:
     rows = [row for phase in ("Baseline", "Evaluation") for row in taskevents.latest_verdicts(conn, obj.uid, phase)]
     groups = None
     if lookup(obj.status, "diagnostics.rewardSignal") != CONTRAST:
-        training = taskevents.latest_verdicts(conn, obj.uid, "Training")
-        groups = summary.count_groups(_verdict(row) for row in training)
+        groups = summary.GroupCounts(*taskevents.count_training_groups(conn, obj.uid))
     return Report(
         stage=str(stage["stage"]) if stage else None,
         metrics=metrics,

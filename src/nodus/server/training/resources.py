@@ -5,6 +5,7 @@ Pure; the machine is described by a value that the caller reads from the Offerin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,13 @@ class Chosen:
 
 
 GIB = 1024**3
+_UNITS = {"": 1.0, "m": 0.001, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGT", start=1)}
+NO_ACCELERATOR = Notice(
+    "NoAccelerator",
+    "no accelerator is here: the run uses the CPU, which suits models of a few hundred million parameters",
+    "name one under spec.resources.gpu where a machine has it",
+)
 CPU_MEMORY_BYTES = 8 * GIB
 """Memory of a CPU run that no preset describes, where the machine has that much."""
 
@@ -105,22 +113,53 @@ def choose(
 def _on_cpu(presets: list[Mapping[str, Any]], given: Mapping[str, Any], offerings: list[Shape]) -> Chosen:
     shape = max((shape for shape in offerings if not shape.accelerators), key=lambda shape: shape.cpu, default=None)
     preset = next((preset for preset in presets if _gpu(preset) is None), None)
-    resources = overlay(preset or {}, given)
+    resources = overlay(_capped(preset or {}, shape), given)
     resources.pop("gpu", None)
     resources.pop("nodes", None)
-    warnings: tuple[Notice, ...] = ()
-    if not given:
-        warnings = (
-            Notice(
-                "NoAccelerator",
-                "no accelerator is here: the run uses the CPU, which suits models of a few hundred million parameters",
-                "name one under spec.resources.gpu where a machine has it",
-            ),
-        )
+    warnings: tuple[Notice, ...] = () if given else (NO_ACCELERATOR,)
+    if shape is None:
+        return Chosen(resources, 0, None, warnings)
+    resources.setdefault("cpu", _cores(shape))
+    resources.setdefault("memory", f"{max(1, min(CPU_MEMORY_BYTES, int(shape.memory_bytes * 0.7)) // GIB)}Gi")
+    return Chosen(resources, 0, shape, warnings, _too_large(resources, shape))
+
+
+def _capped(preset: Mapping[str, Any], shape: Shape | None) -> dict[str, Any]:
+    """A preset is a recommendation: on a smaller machine it takes what there is instead of waiting for ever."""
+    capped = dict(preset)
     if shape is not None:
-        resources.setdefault("cpu", int(shape.cpu) if float(shape.cpu).is_integer() else shape.cpu)
-        resources.setdefault("memory", f"{max(1, min(CPU_MEMORY_BYTES, int(shape.memory_bytes * 0.7)) // GIB)}Gi")
-    return Chosen(resources, 0, shape, warnings)
+        if "cpu" in capped and quantity(capped["cpu"]) > shape.cpu:
+            capped["cpu"] = _cores(shape)
+        if "memory" in capped and quantity(capped["memory"]) > shape.memory_bytes:
+            capped["memory"] = f"{max(1, shape.memory_bytes // GIB)}Gi"
+    return capped
+
+
+def _too_large(resources: Mapping[str, Any], shape: Shape) -> tuple[Notice, ...]:
+    """What the user asks for and no machine here has."""
+    found = []
+    if quantity(resources["cpu"]) > shape.cpu:
+        found.append(f"{resources['cpu']} CPUs are asked for and the largest machine here has {_cores(shape)}")
+    if quantity(resources["memory"]) > shape.memory_bytes:
+        here = f"{shape.memory_bytes // GIB}Gi"
+        found.append(f"{resources['memory']} of memory are asked for and the largest machine here has {here}")
+    return tuple(Notice("ResourcesUnavailable", words, "ask for less under spec.resources") for words in found)
+
+
+def quantity(value: Any) -> float:
+    """Number of a Kubernetes quantity such as `2`, `500m` or `16Gi`.
+
+    Raises:
+        ValueError: the value is no quantity.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]i?|m)?", str(value))
+    if match is None:
+        raise ValueError(f"{value!r} is not a quantity such as 2, 500m or 16Gi")
+    return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def _cores(shape: Shape) -> int | float:
+    return int(shape.cpu) if float(shape.cpu).is_integer() else shape.cpu
 
 
 def _on_gpu(

@@ -193,16 +193,6 @@ class GroupCounts:
     """Those of them whose rewards are not all the same."""
 
 
-def count_groups(verdicts: Iterable[Verdict]) -> GroupCounts:
-    """Count the training groups of the newest attempts; other phases are ignored."""
-    groups: dict[tuple[int, str], list[float]] = {}
-    for row in newest(row for row in verdicts if row.phase == "Training"):
-        if row.outcome != ERROR and row.reward is not None:
-            groups.setdefault((row.step, row.task_id), []).append(row.reward)
-    scored = [rewards for rewards in groups.values() if len(rewards) > 1]
-    return GroupCounts(len(scored), sum(1 for rewards in scored if max(rewards) > min(rewards)))
-
-
 def reward_signal(counts: GroupCounts, *, finished: bool) -> str:
     """`status.diagnostics.rewardSignal`: whether the rewards taught a group-relative method anything.
 
