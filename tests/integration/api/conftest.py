@@ -19,6 +19,9 @@ from nodus.server.api.app import create_app
 from nodus.server.services import Services
 from nodus.server.settings import Settings
 from nodus.server.store import Object, keys, objects
+from nodus.testing.postgres import PostgresServer, postgres_server
+
+__all__ = ["postgres_server"]
 
 
 class Api:
@@ -124,9 +127,15 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path / "data", insecure_no_sync=True)
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.heavy])])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a server over an empty database; all tests run on PostgreSQL too with ``scripts/test --all``."""
+    if request.param == "sqlite":
+        yield Settings(data_dir=tmp_path / "data", insecure_no_sync=True)
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    with server.database() as url:
+        yield Settings(data_dir=tmp_path / "data", database_url=url)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from nodus.core.clock import FakeClock, rfc3339
 from nodus.core.kinds import SECRET
@@ -56,7 +56,7 @@ async def test_values_are_encrypted_in_the_database_and_absent_from_watches(api:
         assert VALUE not in json.dumps(await stream.event())
 
     def dump(conn: Any) -> str:
-        tables = conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'")).scalars().all()
+        tables = inspect(conn).get_table_names()
         return "".join(repr(conn.execute(text(f'SELECT * FROM "{table}"')).all()) for table in tables)
 
     assert VALUE not in services.store.read_sync(dump)

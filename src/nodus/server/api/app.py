@@ -16,7 +16,7 @@ from nodus.core.kinds import PROJECT, VOLUME, Kind
 from nodus.server import machine, metrics
 from nodus.server.api import attempt_api, blobs, discovery, reading, resources, streams, volumes
 from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
-from nodus.server.api.call import Call, kind_of
+from nodus.server.api.call import Call, checked_name, kind_of
 from nodus.server.api.http import json_response
 from nodus.server.api.middleware import RequestMiddleware
 from nodus.server.services import Services
@@ -84,7 +84,10 @@ def _authenticated(services: Services, path: str, handler: Handler, methods: tup
     async def endpoint(request: Request) -> Response:
         request.scope["state"]["route"] = path
         principal = await authenticate(request, services)
-        return await handler(Call(request, services, principal, dict(request.path_params)))
+        params = dict(request.path_params)
+        if "project" in params:
+            params["project"] = checked_name(PROJECT, params["project"])
+        return await handler(Call(request, services, principal, params))
 
     return Route(path, endpoint, methods=list(methods))
 

@@ -21,6 +21,7 @@ from nodus.server.api.reading import find
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft, check_immutable, same_spec
 from nodus.server.store import objects
+from nodus.server.store.context import lock_objects
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -120,6 +121,7 @@ def _dry_update(conn: Connection, call: Call, draft: Draft) -> tuple[dict[str, A
 
 def _apply_update(conn: Connection, call: Call, looked_up: Draft, change: Callable[[Any], Any]) -> dict[str, Any]:
     """Repeat the change on the object as it is now, so that changes made at the same time are all kept."""
+    lock_objects(conn)
     draft = _draft_update(conn, call, looked_up.kind, str(looked_up.name), change)
     if draft.spec != looked_up.spec_sent:
         raise _SpecMoved(f'{draft.kind.plural} "{draft.name}" is being changed by others', fix="Try again.")

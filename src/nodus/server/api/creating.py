@@ -22,6 +22,7 @@ from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft, same_spec
 from nodus.server.services import Services
 from nodus.server.store import objects
+from nodus.server.store.context import lock_objects
 from nodus.server.store.idempotency import Reply
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _create(
     conn: Connection, call: Call, draft: Draft, request: idempotent.Keyed | None
 ) -> tuple[int, dict[str, Any]] | Reply:
     draft.reply_status.clear()  # a retried transaction starts anew
+    lock_objects(conn)  # so that what is found missing is still missing when it is created
     if request is not None and (reply := idempotent.begin(conn, call, request)) is not None:
         return reply
     admit_draft(conn, call.services, draft)

@@ -31,7 +31,7 @@ from nodus.server.api.http import json_response, read_object
 from nodus.server.api.reading import find
 from nodus.server.store import objects, volumes
 from nodus.server.store.volumes import FileEntry
-from nodus.server.training.lookups import quantity_bytes
+from nodus.server.training.resources import quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -163,7 +163,7 @@ def _commit_upload(conn: Connection, call: Call, uid: str, upload: dict[str, Any
 def _commit(conn: Connection, call: Call, uid: str, tree: list[FileEntry]) -> int:
     obj = objects.get_by_uid(conn, uid)
     total = sum(entry.size_bytes for entry in tree)
-    limit = quantity_bytes(str(obj.spec.get("size") or "10Gi"))
+    limit = int(quantity(obj.spec.get("size") or "10Gi"))
     if total > limit or len(tree) > FILES_LIMIT:
         raise RequestEntityTooLarge(
             f"the volume would hold {total} bytes in {len(tree)} files; {limit} bytes and {FILES_LIMIT} files fit",
