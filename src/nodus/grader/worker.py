@@ -32,25 +32,27 @@ class Output:
     Args:
         descriptor: Where lines are written.
         requests: The descriptor that requests are read from.
+        private: Whether results go to a host's descriptor and not to somebody's terminal or pipe.
     """
 
-    def __init__(self, descriptor: int, requests: int) -> None:
+    def __init__(self, descriptor: int, requests: int, private: bool) -> None:
         self.descriptor = descriptor
         self.requests = requests
+        self.private = private
 
     @classmethod
     def take_over(cls, output_fd: int | None) -> Output:
         """Move standard input and (without ``output_fd``) standard output away, and put /dev/null in their place."""
         requests = os.dup(0)
-        if output_fd is None:
-            output_fd = os.dup(1)
+        private = output_fd is not None
+        output_fd = os.dup(1) if output_fd is None else output_fd
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
         os.close(null)
         for descriptor in (requests, output_fd):
             os.set_inheritable(descriptor, False)
-        return cls(output_fd, requests)
+        return cls(output_fd, requests, private)
 
     def line(self, value: dict[str, Any]) -> None:
         """Write one JSON line."""
@@ -70,7 +72,8 @@ def serve(environment: Environment, output: Output, *, timeout_s: float, lifelin
         signal.signal(number, signal.SIG_DFL)
     gc.collect()
     gc.freeze()  # children then do not copy what the collector would touch
-    output.line({"ready": True, "tasks": len(tasks)})
+    if output.private:
+        output.line({"ready": True, "tasks": len(tasks)})
     for request in _requests(output.requests):
         output.line(_grade(scorer, tasks, request))
         if not _clean_up():

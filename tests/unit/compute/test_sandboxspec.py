@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from nodus.server.compute.local import mounts
+from nodus.server.compute.local.cgroups import Cgroup
 from nodus.server.compute.local.mounts import Mount, system_mounts
-from nodus.server.compute.local.sandboxspec import SandboxSpec, bwrap_options, inner_argv
+from nodus.server.compute.local.sandboxspec import SandboxSpec, bwrap_options, inner_argv, prlimit
 
 SPEC = SandboxSpec(
     argv=("/usr/bin/env",),
@@ -41,9 +44,17 @@ def test_every_namespace_is_its_own_and_nothing_is_inherited() -> None:
 def test_root_drops_the_uid_inside_and_another_user_maps_it() -> None:
     assert "--unshare-user" not in options(mode="root")
     assert "--unshare-user --uid 10001 --gid 10001" in " ".join(options(mode="userns"))
-    dropped = " ".join(inner_argv(SPEC, "root"))
+    dropped = " ".join(inner_argv(SPEC, "root", None))
     assert "--reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all" in dropped
-    assert inner_argv(SPEC, "userns") == ["/usr/bin/env"]
+    group = Cgroup("x", 2, {})
+    assert inner_argv(SPEC, "userns", group) == ["/usr/bin/env"]
+
+
+def test_without_a_control_group_resource_limits_stand_in() -> None:
+    spec = dataclasses.replace(SPEC, memory_bytes=100, pids_by_rlimit=16)
+    assert inner_argv(spec, "userns", None) == ["/usr/bin/prlimit", "--nproc=16", "--", "/usr/bin/env"]
+    assert "--as=200" in prlimit(spec, None) and any(limit.startswith("--nproc=") for limit in prlimit(spec, None))
+    assert not any(limit.startswith(("--as=", "--nproc=")) for limit in prlimit(spec, Cgroup("x", 2, {})))
 
 
 def test_host_paths_are_a_stated_list() -> None:

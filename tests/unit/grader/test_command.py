@@ -63,15 +63,14 @@ def test_grade_answers_each_line_in_order_and_ignores_what_rewards_print(guide: 
     replies = [("elppa", "<answer>elppa</answer>"), ("raep", "<answer>no</answer>"), ("elppa", "none")]
     lines = "".join(json.dumps({"taskId": tasks[a], "completion": text}) + "\n" for a, text in replies)
     verdicts = run(guide, "grade", stdin=lines + "not json\n")
-    assert verdicts[0].pop("ready") is True
-    graded = [(v.get("taskId"), v["verdict"], v["reward"]) for v in verdicts[1:4]]
+    graded = [(v.get("taskId"), v["verdict"], v["reward"]) for v in verdicts[:3]]
     assert graded == [
         (tasks["elppa"], "Correct", 1.0),
         (tasks["raep"], "Incorrect", 0.0),
         (tasks["elppa"], "InvalidOutput", 0.0),
     ]
-    assert verdicts[4]["verdict"] == "InfrastructureFailure"
-    assert all(v["evidence"]["exitCode"] == 0 for v in verdicts[1:4])
+    assert verdicts[3]["verdict"] == "InfrastructureFailure"
+    assert all(v["evidence"]["exitCode"] == 0 for v in verdicts[:3])
 
 
 def test_daemon_of_a_reward_in_a_shell_dies_but_nothing_else_does(tmp_path: Path) -> None:
@@ -84,7 +83,7 @@ def test_daemon_of_a_reward_in_a_shell_dies_but_nothing_else_does(tmp_path: Path
     with subprocess.Popen(["sleep", "30"]) as bystander:
         (task,) = run(tmp_path, "tasks", "--split", "test")
         line = json.dumps({"taskId": task["taskId"], "completion": "x"})
-        _, verdict = run(tmp_path, "grade", "--timeout", "0.5", stdin=line)
+        (verdict,) = run(tmp_path, "grade", "--timeout", "0.5", stdin=line)
         assert "longer than 0.5 s" in verdict["reason"]
         assert bystander.poll() is None
         bystander.kill()

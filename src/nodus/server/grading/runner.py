@@ -97,6 +97,7 @@ def grader_spec(
         init=False,
         memory_bytes=environment.memory_bytes,
         pids=64,
+        pids_by_rlimit=16,
         address_space_bytes=_ADDRESS_SPACE_FACTOR * environment.memory_bytes,
         file_bytes=64 * MIB,
         open_files=256,

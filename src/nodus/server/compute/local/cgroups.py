@@ -51,11 +51,11 @@ class Hierarchy:
     parents: dict[str, Path]
 
 
-def _mounts() -> tuple[dict[str, Path], Path | None]:
+def _mounts(text: str) -> tuple[dict[str, Path], Path | None]:
     """Return the version 1 mount of each controller, and the version 2 mount."""
     first: dict[str, Path] = {}
     second: Path | None = None
-    for line in _MOUNTS.read_text().splitlines():
+    for line in text.splitlines():
         fields = line.split(" ")
         if fields[2] == "cgroup2":
             second = second or Path(fields[1])
@@ -65,10 +65,10 @@ def _mounts() -> tuple[dict[str, Path], Path | None]:
     return first, second
 
 
-def _own_groups() -> dict[str, str]:
+def _own_groups(text: str) -> dict[str, str]:
     """Return controller to the path of this process's group; version 2 is under the empty name."""
     found: dict[str, str] = {}
-    for line in _OWN.read_text().splitlines():
+    for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             found[controller] = path
@@ -121,11 +121,16 @@ def _enable(group: Path) -> bool:
 def hierarchy() -> Hierarchy | None:
     """Return where this process may make groups, or None; looked up once."""
     try:
-        mounts, unified = _mounts()
-        own = _own_groups()
-        return _version_one(mounts, own) or (_version_two(unified, own) if unified else None)
+        return find_hierarchy(_MOUNTS.read_text(), _OWN.read_text())
     except OSError:
         return None
+
+
+def find_hierarchy(mounts: str, own: str) -> Hierarchy | None:
+    """Return where groups can be made, from the texts of /proc/self/mounts and /proc/self/cgroup."""
+    first, unified = _mounts(mounts)
+    groups = _own_groups(own)
+    return _version_one(first, groups) or (_version_two(unified, groups) if unified else None)
 
 
 @dataclass(slots=True)

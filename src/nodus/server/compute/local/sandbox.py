@@ -300,7 +300,7 @@ def launch(
             popen = _spawn_unsafe(spec, prefix, streams, pass_fds)
             inner_pid = popen.pid
         else:
-            popen, inner_pid = _spawn(spec, mode, prefix, streams, pass_fds)
+            popen, inner_pid = _spawn(spec, inner_argv(spec, mode, group), mode, prefix, streams, pass_fds)
     except BaseException:
         if group:
             group.remove()
@@ -314,7 +314,12 @@ def launch(
 
 
 def _spawn(
-    spec: SandboxSpec, mode: Mode, prefix: list[str], streams: Mapping[str, object], pass_fds: Sequence[int]
+    spec: SandboxSpec,
+    inner: list[str],
+    mode: Mode,
+    prefix: list[str],
+    streams: Mapping[str, object],
+    pass_fds: Sequence[int],
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start bubblewrap and return it with the inner pid that it reported."""
     with contextlib.ExitStack() as stack:
@@ -335,7 +340,7 @@ def _spawn(
         command += ["--info-fd", str(info_write), *([] if spec.init else ["--as-pid-1"])]
         try:
             popen = subprocess.Popen(
-                [*command, "--", *inner_argv(spec, mode)],
+                [*command, "--", *inner],
                 env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"},
                 pass_fds=(*pass_fds, *files.values(), filter_fd, options_fd, info_write),
                 **streams,  # type: ignore[call-overload]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ from nodus.server.compute.local.mounts import Mount
 SANDBOX_UID = 10001
 MIB = 1024 * 1024
 Mode = Literal["root", "userns", "unsafe"]
+_RESERVED_FACTOR = 2
+_PROCESS_HEADROOM = 512
+_COUNTS_BY_NAMESPACE = (5, 14)  # since this kernel, RLIMIT_NPROC counts a user namespace's own processes
 _CAPABILITIES_TO_DROP_UID = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 
 
@@ -43,6 +47,7 @@ class SandboxSpec:
             watch a descriptor of its launcher's.
         memory_bytes: Limit over all processes of the sandbox.
         pids: Limit of processes and threads.
+        pids_by_rlimit: The same where there is no control group, and memory is bounded for each process only.
         cpu: CPUs, such as 2.0.
         oom_group: Out of memory ends the whole sandbox instead of its largest process (version 2 groups).
         address_space_bytes: Limit of one process's address space.
@@ -66,6 +71,7 @@ class SandboxSpec:
     init: bool = True
     memory_bytes: int | None = None
     pids: int | None = 256
+    pids_by_rlimit: int | None = None
     cpu: float | None = None
     oom_group: bool = False
     address_space_bytes: int | None = None
@@ -99,10 +105,13 @@ def bwrap_options(spec: SandboxSpec, mode: Mode, file_fds: Mapping[str, int]) ->
     return [*options, "--chdir", spec.cwd]
 
 
-def inner_argv(spec: SandboxSpec, mode: Mode) -> list[str]:
+def inner_argv(spec: SandboxSpec, mode: Mode, group: cgroups.Cgroup | None) -> list[str]:
     """Return what bubblewrap executes: the command, as root behind the program that drops to the sandbox's uid."""
     if mode == "userns":
-        return list(spec.argv)
+        processes = spec.pids_by_rlimit or spec.pids
+        if group is not None or processes is None or _kernel() < _COUNTS_BY_NAMESPACE:
+            return list(spec.argv)
+        return ["/usr/bin/prlimit", f"--nproc={processes}", "--", *spec.argv]
     drop = ["/usr/bin/setpriv", "--reuid", str(spec.uid), "--regid", str(spec.uid), "--clear-groups"]
     return [*drop, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--", *spec.argv]
 
@@ -112,21 +121,28 @@ def prlimit(spec: SandboxSpec, group: cgroups.Cgroup | None) -> list[str]:
     limits = ["--core=0", "--memlock=0", "--msgqueue=0", f"--nofile={spec.open_files}"]
     address_space = spec.address_space_bytes
     if group is None:
-        # without a control group, address space times processes is the only bound there is
-        address_space = min(x for x in (address_space, spec.memory_bytes) if x) if spec.memory_bytes else address_space
-        if spec.pids is not None and os.geteuid() != 0:
-            limits.append(f"--nproc={spec.pids + _own_processes()}")
+        # Without a control group, address space times processes is the only bound there is. Libraries reserve more
+        # address space than they ever touch, hence the factor.
+        by_memory = None if spec.memory_bytes is None else _RESERVED_FACTOR * spec.memory_bytes
+        address_space = min((value for value in (address_space, by_memory) if value), default=None)
+        # The kernel counts all processes of the uid, in every sandbox: no more than a bound on fork bombs. As a plain
+        # user the exact limit is set inside the user namespace, see inner_argv.
+        limits.append(f"--nproc={_processes_of(spec.uid if os.geteuid() == 0 else os.getuid()) + _PROCESS_HEADROOM}")
     for name, value in (("as", address_space), ("cpu", spec.cpu_s), ("fsize", spec.file_bytes)):
         if value is not None:
             limits.append(f"--{name}={value}")
     return ["prlimit", *limits, "--"]
 
 
-def _own_processes() -> int:
-    """Return how many threads this user runs now: the kernel's limit counts all of them."""
+def _processes_of(uid: int) -> int:
+    """Return how many threads a user runs now: the kernel's limit counts all of them."""
     count = 0
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
                 count += len(os.listdir(entry / "task"))
     return count
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
