@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodus.core.clock import Clock
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 KEY_FILE = "keys.json"
 PROJECTS = ("default", "nodus")
 ADMIN_USER = "usr_admin"
+LOW_DISK_BYTES = 512 * 2**20
 
 
 def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) -> tuple[Services, str | None]:
@@ -58,6 +61,7 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         store.blobs.sweep()
         services = Services(settings=settings, store=store, clock=clock, signer=signer, metrics=Metrics())
         parts.build(services)
+        services.checks["disk"] = lambda: low_disk(settings.data_dir)
         store.write_sync(ensure_projects)
         store.write_sync(catalog.load, services, catalog.read_catalog())
         key = store.write_sync(issue_admin_key, services) if issue_key else None
@@ -65,6 +69,12 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         store.close()
         raise
     return services, key
+
+
+def low_disk(path: Path) -> str | None:
+    """Say when the disk of the data directory is almost full; ``None`` while there is room."""
+    free = shutil.disk_usage(path).free
+    return None if free >= LOW_DISK_BYTES else f"{free // 2**20} MiB are free under {path}"
 
 
 def ensure_projects(conn: Connection) -> None:

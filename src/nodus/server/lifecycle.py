@@ -243,7 +243,16 @@ def _start_detached(options: UpOptions) -> Started:
         log = os.open(options.data_dir / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "nodus.server.main", *_arguments(options), "--report-fd", str(write_fd)],
+                [
+                    sys.executable,
+                    "-m",
+                    "nodus.server.main",
+                    *_arguments(options),
+                    "--report-fd",
+                    str(write_fd),
+                    "--log-file",
+                    str(options.data_dir / LOG_FILE),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

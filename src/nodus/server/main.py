@@ -35,9 +35,9 @@ Ready = Callable[[Started], None]
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the detached server. Exit code 0 after a clean stop, 1 when it could not start."""
-    options, report_fd = _parse(sys.argv[1:] if argv is None else argv)
+    options, report_fd, log_file = _parse(sys.argv[1:] if argv is None else argv)
     try:
-        run(options, lambda started: _report(report_fd, _ready_line(started)))
+        run(options, lambda started: _report(report_fd, _ready_line(started)), log_file)
     except NodusError as error:
         _report(
             report_fd, {"reason": error.reason, "message": error.message, "fix": error.fix, "details": error.details}
@@ -47,18 +47,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(options: UpOptions, on_ready: Ready | None = None) -> Started:
+def run(options: UpOptions, on_ready: Ready | None = None, log_file: Path | None = None) -> Started:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         options: see :class:`nodus.server.lifecycle.UpOptions`.
         on_ready: called once, when requests are answered.
+        log_file: where to log to; default stderr.
 
     Raises:
         ServerNotStarted: with one line saying why.
     """
     begun = time.monotonic()
-    logs.configure()
+    logs.configure(log_file)
     try:
         settings = Settings.load(options.flags())
     except SettingsError as error:
@@ -214,7 +215,7 @@ def _url(settings: Settings, listening: socket.socket) -> str:
     return f"{settings.scheme}://{host}:{listening.getsockname()[1]}"
 
 
-def _parse(argv: list[str]) -> tuple[UpOptions, int | None]:
+def _parse(argv: list[str]) -> tuple[UpOptions, int | None, Path | None]:
     parser = argparse.ArgumentParser(prog="nodus-server", description="Run a Nodus server in the foreground.")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--host")
@@ -227,9 +228,10 @@ def _parse(argv: list[str]) -> tuple[UpOptions, int | None]:
     parser.add_argument("--allow-unsafe-sandbox", action="store_const", const=True)
     parser.add_argument("--issue-key", action="store_true")
     parser.add_argument("--report-fd", type=int)
+    parser.add_argument("--log-file", type=Path)
     given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-    report_fd = given.pop("report_fd", None)
-    return UpOptions(**given), report_fd
+    report_fd, log_file = given.pop("report_fd", None), given.pop("log_file", None)
+    return UpOptions(**given), report_fd, log_file
 
 
 def _ready_line(started: Started) -> dict[str, object]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from nodus.server.controllers import service as controllers
+from nodus.server.controllers.environment import EnvironmentController
 from nodus.server.controllers.trainingjob import TrainingJobController
 from nodus.server.controllers.volume import VolumeController
 from nodus.server.grading import EnvironmentLibrary, GradingService, StoredManifests
@@ -47,12 +47,8 @@ async def running(services: Services) -> AsyncIterator[None]:
 
 def _controllers(services: Services) -> list[Any]:
     files = VolumeFiles(services.settings.data_dir / "volumes", services.store.blobs)
-    found: list[Any] = []
-    if importlib.util.find_spec("nodus.server.controllers.environment"):
-        module = importlib.import_module("nodus.server.controllers.environment")
-        found.append(module.EnvironmentController(services.grading))
     return [
-        *found,
+        EnvironmentController(services.grading),
         VolumeController(services, services.models, files),
         TrainingJobController(services.store, services.grading, services.training),
     ]

@@ -48,10 +48,12 @@ class _App:
 
 
 def _routes(services: Services) -> list[Route]:
+    health = [_public(services, "/healthz", healthz), _public(services, "/readyz", readyz)]
+    if "api" not in services.settings.roles:
+        return health
     namespaced, org = "/apis/nodus.dev/{version}/namespaces/{project}/{plural}", "/apis/nodus.dev/{version}/{plural}"
     found = [
-        _public(services, "/healthz", healthz),
-        _public(services, "/readyz", readyz),
+        *health,
         _public(services, blobs.DOWNLOAD_PATH + "{sha256}", blobs.get_signed),
         _public(services, blobs.UPLOAD_PATH + "{sha256}", blobs.put_upload, ("PUT",)),
         _public(services, "/.well-known/nodus-configuration", configuration),
