@@ -74,6 +74,10 @@ class FakeBackend:
         if not self.read_state(key).ended:
             self.end(key, exit_code=143, reason=reason)
 
+    async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
+        """End a member that never began."""
+        self.end(key, exit_code=None, reason="StartFailed", message=message, fix=fix, retryable=False)
+
     async def state(self, key: str) -> MemberState:
         """As :meth:`read_state`."""
         return self.read_state(key)

@@ -180,6 +180,10 @@ class ComputeBackend(Protocol):
         """Ask for the end of a member; returns at once. One that hasn't begun never begins."""
         ...
 
+    async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
+        """Record that a member can't be started and never will be: it is Exited with the reason ``StartFailed``."""
+        ...
+
     async def state(self, key: str) -> MemberState:
         """Return where a member stands."""
         ...

@@ -171,7 +171,8 @@ class AttemptController(BaseController):
             await self._backend.finish(uid)
             if error.retryable:
                 return ActionResult(action.key, action.name, {"reason": WAITING}, error=error.message)
-            return ActionResult(action.key, action.name, {"fix": error.fix}, error=error.message)
+            await self._backend.refuse(uid, error.message, error.fix)
+            return ActionResult(action.key, action.name)
         except OSError as error:
             # A full disk, or no process to be had: the machine's trouble, which passes.
             await self._backend.finish(uid)
@@ -238,9 +239,8 @@ def _decide_absent(ctx: Context, now: datetime) -> Outcome:
     """Nothing runs and nothing ran: start it when it is its turn, or end it."""
     obj, result = ctx.obj, ctx.result
     if obj.spec.get("state") == "Stopped":
-        reason = obj.spec.get("stopReason") or "Cancelled"
-        ended = {**_base(ctx), "reason": reason, "message": "stopped before it started"}
-        return Outcome(status={**ended, "phase": "Cancelled"})
+        # The backend notes that it is never to begin, whatever a start that is under way comes to.
+        return Outcome(action=_stop(obj))
     if result is not None and result.name == "start":
         return _decide_started(ctx, result)
     if obj.uid in ctx.line[1:]:
@@ -257,25 +257,17 @@ def _decide_started(ctx: Context, result: ActionResult) -> Outcome:
     if result.error is None:
         # Forked, and not yet at its lock: it shows in a moment.
         return Outcome(status={**_base(ctx), "phase": "Starting"}, requeue_after_s=0.05)
-    if result.value.get("reason"):
-        status = {**_base(ctx), "phase": "Pending", "reason": result.value["reason"], "message": result.error}
-        return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S)
-    status = {**_base(ctx), "phase": "Failed", "reason": "StartFailed", "message": result.error, "retryable": False}
-    if result.value.get("fix"):
-        status["fix"] = result.value["fix"]
-    return Outcome(status=status, events=(EventNote("Warning", "StartFailed", result.error),))
+    status = {**_base(ctx), "phase": "Pending", "reason": result.value["reason"], "message": result.error}
+    return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S)
 
 
 def _decide_live(ctx: Context, phase: str) -> Outcome:
     """The member starts or runs: record it, and stop it when that is asked for."""
-    obj, member, result = ctx.obj, ctx.member, ctx.result
+    obj, result = ctx.obj, ctx.result
     status = {**_base(ctx), "phase": phase}
-    if phase == "Running":
-        status["placement"] = {"node": obj.spec.get("node"), "isolation": member.isolation}
     stopping = obj.spec.get("state") == "Stopped"
     if stopping and (result is None or result.name != "stop"):
-        reason = obj.spec.get("stopReason") or "Cancelled"
-        return Outcome(status=status, action=Action("stop", f"{obj.uid}/stop", {"reason": reason}))
+        return Outcome(status=status, action=_stop(obj))
     return Outcome(status=status, requeue_after_s=1.0 if stopping or phase == "Starting" else WATCH_INTERVAL_S)
 
 
@@ -316,13 +308,20 @@ def how_it_ended(member: MemberState) -> dict[str, Any]:
 
 
 def _base(ctx: Context) -> dict[str, Any]:
-    """Return the part of the status that all phases share: the times."""
+    """Return the part of the status that all phases share: the times, and where and how isolated it runs."""
     names = {"created": "acquiredTime", "started": "commandStartedTime", "finished": "finishedTime"}
     timings = {"queuedTime": rfc3339(ctx.obj.created_at)}
     for name, moment in ctx.member.times.items():
         if name in names:
             timings[names[name]] = rfc3339(datetime.fromtimestamp(moment, UTC))
-    return {"timings": timings}
+    base: dict[str, Any] = {"timings": timings}
+    if ctx.member.isolation is not None:
+        base["placement"] = {"node": ctx.obj.spec.get("node"), "isolation": ctx.member.isolation}
+    return base
+
+
+def _stop(obj: Object) -> Action:
+    return Action("stop", f"{obj.uid}/stop", {"reason": obj.spec.get("stopReason") or "Cancelled"})
 
 
 def _phases(conn: Connection, uids: list[str]) -> dict[str, str | None]:

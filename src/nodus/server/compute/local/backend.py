@@ -124,15 +124,12 @@ class LocalBackend:
         if attempt.read_stop() is None:
             write_json(attempt.stop, request)
         self._poke(attempt)
-        # Nothing has begun and perhaps nothing ever will: say so under the lock, so that a late supervisor sees it.
-        if attempt.read_status() is None and (lock := attempt.take_lock()) is not None:
-            try:
-                if attempt.read_status() is None:
-                    attempt.write_status(
-                        {"phase": EXITED, "key": key, "reason": reason, "message": "stopped before it started"}
-                    )
-            finally:
-                os.close(lock)
+        _never_begin(attempt, {"reason": reason, "message": "stopped before it started"})
+
+    async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
+        """Record that a member can't be started and never will be."""
+        end = {"reason": "StartFailed", "message": message, "fix": fix, "retryable": False}
+        await asyncio.to_thread(_never_begin, self.directory(key), end)
 
     async def state(self, key: str) -> MemberState:
         """Return where a member stands."""
@@ -141,6 +138,9 @@ class LocalBackend:
     def read_state(self, key: str) -> MemberState:
         """As :meth:`state`, for threads and tests."""
         attempt = self.directory(key)
+        status = attempt.read_status()
+        if status is not None and status["phase"] == EXITED:
+            return _to_state(key, status)
         # The order matters: a status read while the supervisor lived can't be called lost afterwards.
         alive = attempt.alive()
         status = attempt.read_status()
@@ -236,6 +236,18 @@ class LocalBackend:
                 caller.connect(short)
 
 
+def _never_begin(attempt: AttemptDir, end: dict[str, Any]) -> None:
+    """Write the end of a member that nothing has begun of, under the lock, so that a late supervisor sees it."""
+    attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if attempt.read_status() is not None or (lock := attempt.take_lock()) is None:
+        return
+    try:
+        if attempt.read_status() is None:
+            attempt.write_status({"phase": EXITED, "key": attempt.key, **end})
+    finally:
+        os.close(lock)
+
+
 def _wait_dead(attempt: AttemptDir) -> bool:
     """Wait until no supervisor holds the attempt; False when one still does after a while."""
     lock = attempt.take_lock(RELEASE_TIMEOUT_S)
@@ -278,7 +290,7 @@ def _to_state(key: str, status: dict[str, Any], *, lost: bool = False) -> Member
         reason=own.get("reason") or reason,
         message=own.get("message") or status.get("message"),
         fix=own.get("fix") or status.get("fix"),
-        retryable=own["retryable"] if isinstance(own.get("retryable"), bool) else None,
+        retryable=own["retryable"] if isinstance(own.get("retryable"), bool) else status.get("retryable"),
         times=times,
         peak_memory_bytes=status.get("peakMemoryBytes"),
         isolation=isolation,
