@@ -87,7 +87,7 @@ async def test_catalog_environment_lists_what_it_declares_and_grades(
             "differ between two processes",
         ),
         (
-            "import random\ndef tasks(s): return [(str(n), n) for n in range(random.SystemRandom().randrange(1, 3000))]\n"
+            "import random as r\ndef tasks(s): return [(str(n), n) for n in range(r.SystemRandom().randrange(3000))]\n"
             "def reward(c, a): return 1",
             "tasks",
             "the same version must always list the same tasks",

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from nodus.core.clock import FakeClock
 from nodus.core.errors import EnvironmentTasksFailed, GraderFailed
+from nodus.server.compute.local import cgroups
 from nodus.server.compute.local.probe import Isolation
 from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests, ResolvedEnvironment
 from nodus.server.grading import pool as pool_module
@@ -236,6 +238,24 @@ async def test_unsafe_grading_is_named_in_every_verdict(tmp_path: Path, specify:
     finally:
         await service.close()
     nothing_left_of(environment.name)
+
+
+async def test_service_leaves_no_descriptor_thread_or_control_group(tmp_path: Path, specify: Specify) -> None:
+    library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
+    name, spec = specify(ECHO)
+
+    async def use() -> tuple[int, int]:
+        service = GradingService(library, MemoryManifests())
+        environment = await service.resolve(name, spec)
+        await service.grade("job", environment, await _items(service, environment, 20), 2)
+        await service.close()
+        return len(os.listdir("/proc/self/fd")), len([t for t in threading.enumerate() if "grader" in t.name])
+
+    first = await use()
+    assert await use() == first == (first[0], 0)
+    place = cgroups.hierarchy()
+    own = f"{cgroups.PREFIX}{cgroups._maker(os.getpid())}-*"
+    assert place is None or not [path for parent in place.parents.values() for path in parent.glob(own)]
 
 
 SERVER = """

@@ -150,8 +150,8 @@ class Launcher:
         return self._thread.submit(function).result()
 
     def close(self) -> None:
-        """End the thread; what it started ends with it."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the thread and wait for that; what it started ends with it."""
+        self._thread.shutdown(cancel_futures=True)
 
     def start(self, environment: ResolvedEnvironment, command: list[str]) -> Runner:
         """Start a runner.

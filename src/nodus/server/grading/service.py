@@ -88,8 +88,8 @@ class GradingService:
         pools, self._pools = list(self._pools.values()), {}
         await asyncio.gather(*(pool.close() for pool in pools))
         if self._launcher is not None:
-            self._launcher.close()
-            self._launcher = None
+            launcher, self._launcher = self._launcher, None
+            await asyncio.to_thread(launcher.close)
 
     async def resolve(self, name: str, spec: Mapping[str, Any]) -> ResolvedEnvironment:
         """Return an Environment ready to run; see :meth:`EnvironmentLibrary.resolve`."""
