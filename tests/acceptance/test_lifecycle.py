@@ -260,6 +260,66 @@ def test_unknown_role_is_named(start: Start) -> None:
     assert "roles" in fails(start, roles=("api", "chef"))
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a disk of 3 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this user can't mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Use up what is free; the file returned holds it."""
+    path = disk / "filler"
+    try:
+        with path.open("ab", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+    except OSError:
+        return path
+
+
+def test_full_disk_refuses_writes_serves_reads_and_loses_nothing(start: Start, small_disk: Path) -> None:
+    data_dir = small_disk / "data"
+    started = start(data_dir=data_dir, issue_key=True)
+    try:
+        headers = {"Authorization": f"Bearer {started.api_key}"}
+        volumes = f"{started.url}/apis/nodus.dev/v1/namespaces/default/volumes"
+
+        def create(name: str) -> httpx.Response:
+            return httpx.post(volumes, json={"metadata": {"name": name}}, headers=headers)
+
+        assert create("before").status_code == 201
+        filler = fill(small_disk)
+        refused = eventually(lambda: answer if (answer := create("full")).status_code == 503 else None)
+        assert (refused.json()["reason"], "Free some disk space" in refused.json()["fix"]) == ("Unavailable", True)
+        assert httpx.get(volumes, headers=headers).status_code == 200
+        assert "degraded disk" in httpx.get(f"{started.url}/readyz").text
+
+        filler.unlink()
+        assert create("after").status_code == 201
+        names = {item["metadata"]["name"] for item in httpx.get(volumes, headers=headers).json()["items"]}
+        assert {"before", "after"} <= names
+    finally:
+        down(DownOptions(data_dir=data_dir))
+
+
+def test_start_on_a_full_disk_is_one_line_and_works_once_there_is_room(start: Start, small_disk: Path) -> None:
+    data_dir = small_disk / "data"
+    start(data_dir=data_dir)
+    down(DownOptions(data_dir=data_dir))
+    filler = fill(small_disk)
+    assert "full" in fails(start, data_dir=data_dir)
+
+    filler.unlink()
+    start(data_dir=data_dir)
+    down(DownOptions(data_dir=data_dir))
+
+
 # Serving ------------------------------------------------------------------------------------------------------
 
 

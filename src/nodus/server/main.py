@@ -13,6 +13,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -201,12 +202,25 @@ def _one_line(data_dir: Path) -> Iterator[None]:
     except ServerNotStarted:
         raise
     except NodusError as error:
+        if _is_full(data_dir):  # SQLite reports it as an I/O error where it can't create a file
+            raise ServerNotStarted(f"the disk of {data_dir} is full", fix=_FULL_FIX) from error
         raise ServerNotStarted(error.message, fix=error.fix) from error
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) or _is_full(data_dir)
         why = "the disk is full" if full else (error.strerror or str(error))
-        fix = "Free some space and start again; nothing is lost." if full else None
+        fix = _FULL_FIX if full else None
         raise ServerNotStarted(f"cannot use the data directory {data_dir}: {why}", fix=fix) from error
+
+
+_FULL_FIX = "Free some space and start again; nothing is lost."
+_FULL_BYTES = 64 * 1024
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        return shutil.disk_usage(path).free < _FULL_BYTES
+    except OSError:
+        return False
 
 
 def _url(settings: Settings, listening: socket.socket) -> str:

@@ -7,12 +7,13 @@ An attempt's token opens what its own run needs and nothing else; it ends with t
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import Request
 
-from nodus.core.errors import Forbidden, Unauthorized
+from nodus.core.errors import Forbidden, StoreError, Unauthorized
 from nodus.core.kinds import ATTEMPT, JOB, Kind
 from nodus.server.services import Services
 from nodus.server.signing import ATTEMPT_PREFIX
@@ -153,7 +154,8 @@ async def _authenticate_key(token: str, services: Services) -> Principal:
     if record.expired(now):
         raise Unauthorized(f"the API key {obj.name} has expired", fix="Create another with `nodus create apikey`.")
     if record.used_at is None or (now - record.used_at).total_seconds() > _USE_INTERVAL_S:
-        await services.store.write(keys.used, obj.uid)
+        with contextlib.suppress(StoreError):  # a full disk must not keep anybody from reading
+            await services.store.write(keys.used, obj.uid)
     return Principal(
         kind="APIKey",
         name=obj.name,
