@@ -18,8 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodus.grader import process
 from nodus.grader.loading import outside_trace
@@ -30,8 +29,7 @@ RESULT_BYTES = 64 * 1024
 _CPU_GRACE_S = 2
 
 
-@dataclass(slots=True)
-class Ended:
+class Ended(NamedTuple):
     """How a completion's process ended.
 
     Attributes:

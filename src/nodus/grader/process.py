@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import os
 import select
-import shutil
 import signal
 import stat
 import time
@@ -84,6 +83,8 @@ def wipe(directories: Sequence[str] = SCRATCH) -> bool:
 
 
 def _remove(entry: os.DirEntry[str]) -> bool:
+    import shutil  # late: most completions leave nothing, and what a worker never loads its forks need not copy
+
     try:
         if entry.is_dir(follow_symlinks=False):
             os.chmod(entry.path, stat.S_IRWXU)

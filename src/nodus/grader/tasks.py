@@ -10,8 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 ID_LENGTH = 16
 Prompt = str | list[dict[str, Any]]
@@ -21,8 +20,7 @@ class BadTask(ValueError):
     """An environment's task is not of the form that the guide describes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One task.
 
     Attributes:
@@ -35,7 +33,7 @@ class Task:
     id: str
     prompt: Prompt
     answer: Any = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = {}
 
 
 def canonical_prompt(prompt: Prompt) -> str:
