@@ -14,6 +14,7 @@ from nodus.core.kinds import SECRET, VOLUME
 from nodus.server.signing import Signer
 from nodus.server.store import Object, objects, secret_values, volumes
 from nodus.server.store.volumes import FileEntry
+from nodus.testing.eventually import eventually
 
 from .test_jobs import Server
 
@@ -98,7 +99,7 @@ def test_volume_that_is_not_ready_is_waited_for(server: Server) -> None:
     )
     other = server.add("other", "true")
     server.in_phase(other, "Succeeded")
-    assert "'model' is Pending" in server.get(job).status["message"]
+    eventually(lambda: "'model' is Pending" in server.get(job).status.get("message", ""))
     server.store.write_sync(objects.update_status, volume.uid, {"phase": "Ready", "revision": 1})
     assert output(server, job) == "w"
 

@@ -130,6 +130,8 @@ def test_request_gets_token_and_key_and_keeps_the_rest(api: Api, client: httpx.C
     assert headers["Idempotency-Key"]
     client.post("/apis/x", headers={"Idempotency-Key": "mine"})
     assert api.seen[1][2]["Idempotency-Key"] == "mine"
+    # Each connection carries one request: a client that would keep it must be told.
+    assert (reply.headers["Connection"], api.seen[0][2]["Connection"]) == ("close", "close")
 
 
 def test_post_waits_for_a_server_that_is_away_and_arrives_once_at_its_new_port(api: Api, client: httpx.Client) -> None:

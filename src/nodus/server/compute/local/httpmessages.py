@@ -141,6 +141,13 @@ def parse_reply_head(head: bytes) -> tuple[int, dict[str, str]]:
     return status, {key.strip().lower(): value.strip() for key, _, value in fields}
 
 
+def closing(head: bytes) -> bytes:
+    """Return a reply's head that says, whatever it said, that the connection is closed after it."""
+    line, *fields = head.split(b"\r\n")
+    kept = [field for field in fields if field.partition(b":")[0].strip().lower() not in (b"connection", b"keep-alive")]
+    return b"\r\n".join([line, *kept, b"Connection: close"])
+
+
 def retry_after(headers: dict[str, str]) -> float | None:
     """Return the seconds of a Retry-After header, or None."""
     try:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from nodus.server.compute.local.httpmessages import (
     Refused,
     Request,
+    closing,
     parse_reply_head,
     read_exactly,
     read_head,
@@ -91,7 +92,11 @@ class Proxy:
             except OSError:
                 self._slots.release()
                 return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:
+                # The machine is out of processes for now: one at a time is slow and still an answer.
+                self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -137,6 +142,7 @@ class Proxy:
                 raise _Away from error
             if status in (502, 503):
                 raise _Away(retry_after(headers))
+            head = closing(head)
             _relay(head, headers, rest, upstream, client, bodiless=request.method == "HEAD" or status in (204, 304))
 
     def _connect(self) -> socket.socket:
