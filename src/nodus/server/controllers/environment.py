@@ -13,6 +13,7 @@ they were shipped: they become Ready at once, with the sizes they declare.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -112,7 +113,8 @@ class EnvironmentController(BaseController):
             self._checks.pop(key).cancel()
 
     async def _check(self, obj: Object) -> dict[str, Any]:
-        found = await check(self._grading, obj.name, obj.spec, f"check-{obj.uid}")
+        # a key of its own: a check that was started before must not release this one's graders
+        found = await check(self._grading, obj.name, obj.spec, f"check-{obj.uid}-{secrets.token_hex(4)}")
         return {"digest": found.digest, "splits": dict(found.splits)}
 
 
