@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodus.core.errors import Invalid
 
@@ -88,13 +88,7 @@ def check_gpu(draft: Draft, gpu: Gpu, path: str) -> list[Accelerator]:
     return found
 
 
-def normalise_gpu(value: Any) -> Any:
-    """A stored ``resources.gpu`` with each type in its catalog spelling; unknown ones are left as they are."""
-    if not isinstance(value, dict):
-        return value
-    return {**value, "type": [_or_same(kind) for kind in value.get("type", [])]}
-
-
-def _or_same(spelling: str) -> str:
+def family_of(spelling: str) -> str:
+    """The family that a spelling means; an unknown one is left as it is."""
     known = _catalog().get(_normal(spelling))
     return known.family if known else spelling

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -29,6 +31,12 @@ class Metrics:
         self.watches = Gauge("nodus_watches", "Open watch streams.", registry=self.registry)
         self.objects = Gauge("nodus_objects", "Stored objects by kind.", ["kind"], registry=self.registry)
 
-    def render(self) -> bytes:
-        """The text form that Prometheus scrapes."""
+    def render(self, objects: Mapping[str, int] | None = None) -> bytes:
+        """The text form that Prometheus scrapes.
+
+        Args:
+            objects: how many objects there are now, by kind.
+        """
+        for kind, count in (objects or {}).items():
+            self.objects.labels(kind).set(count)
         return generate_latest(self.registry)

@@ -266,3 +266,29 @@ async def test_catalog_project_can_be_read_and_not_written(api: Api) -> None:
     runtimes = await api.ok("GET", "/apis/nodus.dev/v1beta1/namespaces/nodus/trainingruntimes")
     assert "grpo-lora" in [item["metadata"]["name"] for item in runtimes["items"]]
     await api.fails(403, "Forbidden", "POST", f"{V1}/namespaces/nodus/jobs", json=job())
+
+
+async def test_finished_job_stays_finished(api: Api, put: Callable[..., Object]) -> None:
+    put("Job", "done", status={"phase": "Succeeded"})
+    refused = await api.patch(f"{JOBS}/done", {"spec": {"state": "Suspended"}})
+    assert (refused.status_code, list(causes(refused.json()))) == (422, ["spec.state"])
+    assert (await api.patch(f"{JOBS}/done", {"spec": {"state": "Cancelled"}})).status_code == 200
+
+    put("Job", "gone", {"command": ["a"], "state": "Cancelled"}, status={"phase": "Running"})
+    refused = await api.patch(f"{JOBS}/gone", {"spec": {"state": "Running"}})
+    assert "cancelled" in causes(refused.json())["spec.state"]
+
+
+async def test_dry_run_says_what_keeps_a_job_from_starting(api: Api) -> None:
+    async def estimate(**spec: Any) -> dict[str, Any]:
+        found: dict[str, Any] = (await api.ok("POST", f"{JOBS}?dryRun=All", json=job(**spec)))["status"]["estimate"]
+        return found
+
+    free = await estimate()
+    assert (free["blockingReasons"], free["placementPreview"]["offering"]) == ([], "local-cpu")
+    blocked = await estimate(resources={"gpu": "H100:8", "cpu": 4000})
+    (reason,) = blocked["blockingReasons"]
+    assert "H100" in reason["message"]
+    assert "4000 CPUs" in reason["message"]
+    assert blocked["topology"] == {"nodes": 1, "gpusPerNode": 8}
+    assert (await estimate(placement={"profile": "Cost"}))["warnings"][0]["code"] == "PlacementIgnored"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodus._version import __version__
 from nodus.core.errors import MethodNotAllowed, NotFound
-from nodus.core.kinds import PROJECT, VOLUME, Kind
+from nodus.core.kinds import KINDS, PROJECT, VOLUME, Kind
 from nodus.server import machine, metrics
 from nodus.server.api import attempt_api, blobs, discovery, reading, resources, streams, volumes
 from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
@@ -20,7 +21,10 @@ from nodus.server.api.call import Call, checked_name, kind_of
 from nodus.server.api.http import json_response
 from nodus.server.api.middleware import RequestMiddleware
 from nodus.server.services import Services
-from nodus.server.store import objects
+from nodus.server.store import listing, objects
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 Handler = Callable[[Call], Awaitable[Response]]
 PublicHandler = Callable[[Request, Services], Awaitable[Response]]
@@ -170,7 +174,8 @@ async def readyz(request: Request, services: Services) -> Response:
     if services.stopping.is_set():
         return PlainTextResponse("stopping\n", 503, headers)
     try:
-        await services.store.read(objects.list_, PROJECT, None, limit=1)
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await services.store.read(objects.list_, PROJECT, None, limit=1)
     except Exception as error:  # noqa: BLE001 - whatever keeps the store from answering, the server is not ready
         return PlainTextResponse(f"store: {type(error).__name__}\n", 503, headers)
     lines = ["ok", *(f"degraded {line}" for line in services.degraded())]
@@ -179,7 +184,12 @@ async def readyz(request: Request, services: Services) -> Response:
 
 async def metrics_text(call: Call) -> Response:
     """Prometheus' text form; any key may read it."""
-    return Response(call.services.metrics.render(), media_type=metrics.CONTENT_TYPE)
+    counts = await call.services.store.read(_count_objects)
+    return Response(call.services.metrics.render(counts), media_type=metrics.CONTENT_TYPE)
+
+
+def _count_objects(conn: Connection) -> dict[str, int]:
+    return {kind.name: listing.count(conn, kind, None) for kind in KINDS.values()}
 
 
 async def configuration(request: Request, services: Services) -> Response:

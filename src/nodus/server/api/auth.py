@@ -105,6 +105,22 @@ class Principal:
         if access == "write" and project == CATALOG_PROJECT:
             raise Forbidden("project nodus is the catalog; it can't be changed", fix="Use a project of your own.")
 
+    def require_project(self, access: Literal["read", "write"], project: str) -> None:
+        """Let a call that belongs to no one kind (blobs) pass, or refuse it.
+
+        Raises:
+            Forbidden: the key doesn't reach the project, or has no scope of that access at all.
+        """
+        scopes = [scope for scope in self.scopes if scope == "*" or scope.endswith(f":{access}")]
+        if self.attempt is not None or not self.sees(project) or not scopes:
+            raise Forbidden(
+                f"{self.name} may not {access} blobs of project {project!r}",
+                fix=f"Use a key of that project with a scope that may {access}.",
+                details={"missingScope": f"volumes:{access}"},
+            )
+        if access == "write" and project == CATALOG_PROJECT:
+            raise Forbidden("project nodus is the catalog; it can't be changed", fix="Use a project of your own.")
+
     def _require_own(self, verb: str, kind: Kind, project: str | None, name: str | None, sub: str | None) -> None:
         attempt = self.attempt
         assert attempt is not None

@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
 from nodus.core.errors import BadRequest, Forbidden, NotFound, RequestEntityTooLarge
-from nodus.core.kinds import VOLUME
 from nodus.server.api.call import Call
 from nodus.server.api.http import json_response, read_object
 from nodus.server.api.reading import require_project
@@ -31,7 +30,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 async def grant_upload(call: Call) -> Response:
     """``POST /blobs/v1/namespaces/{project}/uploads``: where to put a blob, or that it is there already."""
     project = call.params["project"]
-    call.principal.require("create", VOLUME, project)
+    call.principal.require_project("write", project)
     body = await read_object(call.request)
     sha256 = str(body.get("sha256", "")).removeprefix("sha256:")
     size = body.get("size")
@@ -100,7 +99,7 @@ async def receive_blob(
 
 async def get_blob(call: Call) -> Response:
     """``GET /blobs/v1/namespaces/{project}/blobs/{sha256}``: a redirect to the bytes."""
-    call.principal.require("get", VOLUME, call.params["project"])
+    call.principal.require_project("read", call.params["project"])
     sha256 = call.params["sha256"].removeprefix("sha256:")
     if not _HEX.fullmatch(sha256) or not call.services.store.blobs.exists(sha256):
         raise NotFound(f"blob {sha256[:80]!r} not found")

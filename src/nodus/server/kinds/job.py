@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.kinds import JOB, SECRET, VOLUME
 from nodus.core.kinds.job import JobSpec
-from nodus.server.accelerators import check_gpu
+from nodus.server import accelerators
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.store import objects
+from nodus.server.training import lookups
+from nodus.server.training.resources import Shape, quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.services import Services
+    from nodus.server.store.objects import Object
 
 _UNBUILT = ("sidecars", "init_command", "inputs", "recovery", "complete_by_time")
-DEFAULT_IMAGE = "nodus/base"
+TERMINAL = ("Succeeded", "Failed", "Cancelled")
 
 
 class JobAdmission(Admission[JobSpec]):
@@ -37,13 +40,14 @@ class JobAdmission(Admission[JobSpec]):
         if spec.source is not None and spec.source.blob and not services.store.blobs.exists(spec.source.blob):
             draft.reject("spec.source.blob", f"there is no blob {spec.source.blob}; upload it first")
         if spec.resources is not None and spec.resources.gpu is not None:
-            check_gpu(draft, spec.resources.gpu, "spec.resources.gpu")
-        if draft.creating:
+            accelerators.check_gpu(draft, spec.resources.gpu, "spec.resources.gpu")
+        if draft.old is None:
             draft.status = {"phase": "Queued"}
+        else:
+            _check_state(draft, draft.old, spec)
 
     @staticmethod
     def _check_unbuilt(draft: Draft, spec: JobSpec) -> None:
-        wire = spec.model_dump(by_alias=True, exclude_none=True)
         for name in _UNBUILT:
             if getattr(spec, name):
                 alias = type(spec).model_fields[name].alias or name
@@ -52,7 +56,8 @@ class JobAdmission(Admission[JobSpec]):
             draft.reject("spec.source.git", "is not built yet; upload the files as a blob", "FieldValueNotSupported")
         if (spec.completions or 1) > 1:
             draft.reject("spec.completions", "more than 1 is not built yet", "FieldValueNotSupported")
-        if wire.get("distributed"):
+        gang = spec.distributed
+        if gang is not None and max(gang.nodes or 1, gang.total_gpus or 1) > 1:
             draft.reject("spec.distributed", "gangs are not built yet; leave it out", "FieldValueNotSupported")
         policy = (spec.network or {}).get("egress", {})
         if spec.network and (not isinstance(policy, dict) or policy.get("policy") not in (None, "Deny", "None")):
@@ -84,15 +89,66 @@ class JobAdmission(Admission[JobSpec]):
             seen.add(mount.mount_path)
 
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: JobSpec) -> dict[str, Any]:
-        """What a run on this machine costs: nothing."""
+        """Where a run would go, what keeps it from starting, and that it costs nothing on one's own machine."""
+        shapes = lookups.shapes(conn)
+        gpus = spec.resources.gpu.count if spec.resources is not None and spec.resources.gpu is not None else 0
+        fitting = [shape for shape in shapes if not _obstacles(spec, shape)]
         estimate: dict[str, Any] = {
             "costUSD": {"p50": "0.00", "p90": "0.00"},
             "holdUSD": "0.00",
             "startup": {"cold": {"p50": "1s", "p90": "3s"}},
-            "warnings": [],
-            "blockingReasons": [],
+            "topology": {"nodes": 1, "gpusPerNode": gpus},
+            "warnings": _warnings(spec),
+            "blockingReasons": [] if fitting else _blocking(spec, shapes),
         }
+        if fitting:
+            estimate["placementPreview"] = {"offering": fitting[0].name, "regionClass": "local", "interruptible": False}
         return {"phase": "Queued", "estimate": estimate}
+
+
+def _obstacles(spec: JobSpec, shape: Shape) -> list[str]:
+    """What of a request a machine does not have, as parts of a sentence."""
+    wanted = spec.resources
+    if wanted is None:
+        return []
+    found = []
+    if quantity(wanted.cpu or 1) > shape.cpu:
+        found.append(f"{wanted.cpu} CPUs (it has {shape.cpu:g})")
+    if quantity(wanted.memory or "1Gi") > shape.memory_bytes:
+        found.append(f"{wanted.memory} of memory (it has {shape.memory_bytes >> 30}Gi)")
+    gpu = wanted.gpu
+    if gpu is not None and gpu.count and (shape.accelerators < gpu.count or not _accepts(gpu.type, shape)):
+        found.append(f"{gpu.count} x {' or '.join(gpu.type) or 'any GPU'}")
+    return found
+
+
+def _accepts(types: list[str], shape: Shape) -> bool:
+    return not types or shape.accelerator in {accelerators.family_of(spelling) for spelling in types}
+
+
+def _blocking(spec: JobSpec, shapes: list[Shape]) -> list[dict[str, str]]:
+    nearest = min((_obstacles(spec, shape) for shape in shapes), key=len, default=["a machine"])
+    message = f"no machine here has {', '.join(nearest)}; the Job would stay Queued"
+    return [{"code": "ResourcesUnavailable", "message": message, "fix": "Ask for less under spec.resources."}]
+
+
+def _warnings(spec: JobSpec) -> list[dict[str, str]]:
+    given = sorted(spec.placement.model_dump(by_alias=True, exclude_none=True)) if spec.placement is not None else []
+    if not given:
+        return []
+    names = ", ".join(f"spec.placement.{name}" for name in given)
+    return [{"code": "PlacementIgnored", "message": f"{names} changes nothing: all runs are on this machine"}]
+
+
+def _check_state(draft: Draft, old: Object, spec: JobSpec) -> None:
+    """A finished Job stays finished: it can be read and deleted, not paused or resumed."""
+    before = old.spec.get("state", "Running")
+    if spec.state == before or spec.state == "Cancelled":
+        return
+    if old.status.get("phase") in TERMINAL:
+        draft.reject("spec.state", f"the Job has {old.status['phase']}; create another to run it again")
+    elif before == "Cancelled":
+        draft.reject("spec.state", "a cancelled Job can't go on; create another to run it again")
 
 
 ADMISSIONS = (JobAdmission(JOB),)
