@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nodus.core.clock import FakeClock
-from nodus.core.errors import EnvironmentTasksFailed, GraderFailed
+from nodus.core.errors import EnvironmentTasksFailed, GraderFailed, Unavailable
 from nodus.server.compute.local import cgroups
 from nodus.server.compute.local.probe import Isolation
 from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests, ResolvedEnvironment
@@ -151,7 +151,7 @@ async def test_release_ends_the_graders_of_that_key_only(
     await service.release("unknown")
 
 
-async def test_release_during_a_batch_fails_the_batch_at_once(
+async def test_release_during_a_batch_gives_it_up_at_once_so_that_it_is_sent_again(
     service: GradingService, executing: ResolvedEnvironment
 ) -> None:
     task = (await service.tasks(executing, "test", 0)).tasks[0]
@@ -159,7 +159,7 @@ async def test_release_during_a_batch_fails_the_batch_at_once(
     grading = asyncio.create_task(service.grade("job", executing, endless, 1))
     await eventually_async(lambda: _is_grading(executing.name))
     await service.release("job")
-    with pytest.raises(GraderFailed, match="released"):
+    with pytest.raises(Unavailable, match="released"):
         await grading
     nothing_left_of(executing.name)
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nodus.core.clock import Clock
-from nodus.core.errors import GraderFailed
+from nodus.core.errors import Unavailable
 from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.runner import Launcher
 from nodus.server.grading.verdicts import Completion, Evidence, Verdict, failed, from_line
@@ -105,6 +105,9 @@ class GraderPool:
 
         Returns:
             A verdict for each item, in the same order.
+
+        Raises:
+            Unavailable: When the pool is closed meanwhile.
         """
         async with self._one_batch:
             loop = asyncio.get_running_loop()
@@ -133,16 +136,16 @@ class GraderPool:
         return sum(seat.grader is not None for seat in self._seats)
 
     async def close(self) -> None:
-        """End every grader and wait until nothing of them is left. A batch under way fails; the pool may be used again.
+        """End every grader and wait until nothing of them is left; the pool may be used again.
 
-        Raises nothing itself: it is the waiting ``grade`` that raises GraderFailed.
+        A batch under way is given up: its ``grade`` raises Unavailable, which whoever asked may send again.
         """
         with self._changed:
             seats, self._seats = self._seats, []
             self._pending.clear()
             self._end(seats)
             if self._batch is not None and not self._batch.done.done():
-                self._batch.done.set_exception(GraderFailed("the graders were released while they graded"))
+                self._batch.done.set_exception(Unavailable("the graders were released while they graded"))
         for seat in seats:
             if seat.thread is not None:
                 await asyncio.to_thread(seat.thread.join)

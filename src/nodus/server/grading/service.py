@@ -169,6 +169,7 @@ class GradingService:
 
         Raises:
             GraderFailed: When this machine cannot isolate and was not told to do without.
+            Unavailable: When the graders are released meanwhile, because the server stops.
             EnvironmentTasksFailed: When an ExactMatch environment cannot list its answers.
         """
         if not items:
