@@ -35,6 +35,8 @@ def report(main: Callable[[], None], environ: Mapping[str, str] | None = None) -
         main()
     except Exception as error:  # noqa: BLE001 - the top of the process: everything becomes a reported reason
         message = describe(error)
+        if message["reason"] in _FINAL:
+            message["retryable"] = False
         if not isinstance(error, NodusError):
             traceback.print_exc()
         _write(env.get("NODUS_TERMINATION_DIR"), message)
@@ -70,6 +72,6 @@ def _write(directory: str | None, message: dict[str, Any]) -> None:
     if not directory:
         return
     try:
-        write_json(Path(directory) / "message.json", {k: v for k, v in message.items() if v})
+        write_json(Path(directory) / "message.json", {k: v for k, v in message.items() if v is not None})
     except OSError as error:
         sys.stderr.write(f"nodus.trainer: message.json could not be written: {error}\n")

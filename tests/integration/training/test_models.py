@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import pytest
 
 from nodus.core.clock import FakeClock
 from nodus.core.errors import NotFound, Unavailable
-from nodus.core.kinds import VOLUME
+from nodus.core.kinds import SECRET, VOLUME
 from nodus.server.controllers.runtime import Manager
 from nodus.server.controllers.volume import VolumeController
 from nodus.server.services import Services
-from nodus.server.store import Object, Store, objects, volumes
+from nodus.server.store import Object, Store, objects, secret_values, volumes
 from nodus.server.training.models import ModelService
 from nodus.server.training.references import HubModel, LibraryModel
 from nodus.server.volumes import VolumeFiles
@@ -116,6 +117,44 @@ async def test_altered_file_is_never_committed_and_a_good_retry_is(
     ready = await settle(store, clock, manager, made.uid, ("Ready", "Failed"))
     assert ready.status["phase"] == "Ready" and "reason" not in ready.status
     assert hub.downloads["model.safetensors"] == 2 and hub.downloads["config.json"] == 1
+
+
+async def test_file_that_is_cut_short_is_never_committed(
+    store: Store, clock: FakeClock, manager: Manager, make_volume: Any, hub: FakeHub
+) -> None:
+    hub.faults.truncate["model.safetensors"] = 1000
+    commit = hub.repos["acme/tiny"].branches["main"]
+    made = make_volume({"huggingface": {"repo": "acme/tiny", "revision": commit}})
+
+    async def noticed() -> bool:
+        clock.advance(1)
+        await manager.resync()
+        await manager.drain()
+        obj = store.read_sync(objects.find_by_uid, made.uid)
+        return obj is not None and obj.status.get("reason") == "HubUnavailable"
+
+    await eventually_async(noticed, timeout_s=50, every_s=0.1)
+    assert store.read_sync(volumes.latest, made.uid) is None
+    hub.faults.truncate.clear()
+    assert (await settle(store, clock, manager, made.uid, ("Ready", "Failed"))).status["phase"] == "Ready"
+
+
+async def test_gated_repository_needs_the_token_of_a_secret(
+    store: Store, clock: FakeClock, manager: Manager, make_volume: Any, services: Services, hub: FakeHub
+) -> None:
+    commit = hub.add("acme/gated", {"config.json": b"{}"}, token="hf_right")
+    refused = make_volume({"huggingface": {"repo": "acme/gated", "revision": commit}}, "refused")
+    failed = await settle(store, clock, manager, refused.uid, ("Ready", "Failed"))
+    assert failed.status["reason"] == "ModelAccessDenied" and "HF_TOKEN" in failed.status["fix"]
+
+    secret = store.write_sync(objects.create, SECRET, "default", "hub", {"type": "Opaque"}, status={"phase": "Ready"})
+    sealed = services.signer.encrypt(json.dumps({"HF_TOKEN": "hf_right"}).encode(), secret.uid)
+    store.write_sync(secret_values.put, secret.uid, 1, sealed)
+    source = {"huggingface": {"repo": "acme/gated", "revision": commit, "secret": "hub"}}
+    made = make_volume(source, "granted")
+    ready = await settle(store, clock, manager, made.uid, ("Ready", "Failed"))
+    assert ready.status["phase"] == "Ready", ready.status
+    assert "hf_right" not in json.dumps(ready.to_wire())
 
 
 async def test_import_killed_in_the_middle_leaves_no_half_volume_and_goes_on(

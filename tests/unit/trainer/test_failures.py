@@ -35,6 +35,7 @@ def test_invalid_run_lists_every_cause_with_its_path(tmp_path):
         "reason": "Invalid",
         "message": "can't be trained\nspec.parameters.steps: 0 steps train nothing\nspec.x: no",
         "fix": "correct them",
+        "retryable": False,
     }
 
 
