@@ -7,6 +7,7 @@ the pass rate on held-out tasks before and after, and the replies themselves. Re
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from nodus.core.errors import NodusError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nodus.client.client import Client
     from nodus.client.training import TrainingJob
 
 ENVIRONMENT = "nodus/arithmetic@2.0.0"
@@ -25,12 +27,24 @@ LEAST_POINTS = 25.0
 """Lift that no seed should stay below."""
 
 
+def local_client() -> Client:
+    """Return the client of the server on this machine, also where another server's context is the current one."""
+    from nodus.client.client import Client
+    from nodus.client.config import config_path, local_context
+
+    data_dir = Path(os.environ.get("NODUS_DATA_DIR") or Path.home() / ".nodus" / "data").expanduser().absolute()
+    here = local_context(config_path(), data_dir)
+    chosen = any(os.environ.get(name) for name in ("NODUS_API_URL", "NODUS_API_KEY", "NODUS_CONTEXT"))
+    return Client() if chosen or here.api_key is None else Client(context=here.name)
+
+
 def start(seed: int, steps: int) -> TrainingJob:
     """Start the run: 40 steps of 4 tasks with 8 replies each, 128 held-out tasks."""
     from nodus.recipes import rl
 
     return rl.train(
         ENVIRONMENT,
+        client=local_client(),
         steps=steps,
         group_size=8,
         groups_per_step=4,

@@ -24,12 +24,11 @@ WORDS = """
     copper dragon ember falcon glider harbor ivory jigsaw kitten lantern meadow nectar oyster pillow quiver ribbon
     silver timber unicorn violet walnut yarrow
 """.split()  # noqa: SIM905 - a list of a hundred words in quotes reads badly
-# A small model on a CPU gets nowhere with six letters; with two or three it is right now and then, which is enough.
+# The small model that a CPU trains gets nowhere with whole words; with two letters it is right now and then.
 SHORT_WORDS = """
-    am an as at be by do go he if in is it me my no of on or so to up us we act add age ago air all and any arm art
-    ask bad bag bar bat bed bee bet big bit box boy bus but buy can cap car cat cow cry cup cut day dog dry ear eat
-    egg end eye far fat few fit fly fog for fox fun gas get hat hen hot ice ink jam jar job joy key kid leg let lid
-""".split()  # noqa: SIM905 - a list of a hundred words in quotes reads badly
+    ad ah am an as ax be by ed eh em go ha he hi hm id if is it jo la lo ma me mi mu my no of oh on or ow ox oy pa pi re so
+    to uh um un up us we wo ye yo
+""".split()  # noqa: SIM905 - a list of fifty words in quotes reads badly
 
 
 def reward(completion: str, answer: str) -> float | None:
@@ -38,15 +37,22 @@ def reward(completion: str, answer: str) -> float | None:
     return None if not found else float(found[-1].lower() == answer)
 
 
-def tasks_for(words: list[str]) -> list[tuple[str, str]]:
-    """Return a ``(prompt, answer)`` pair for each word."""
-    return [(PROMPT.format(word=word), word[::-1]) for word in words]
+def tasks_for(words: list[str], shown: list[str]) -> list[tuple[Any, str]]:
+    """Return a ``(prompt, answer)`` pair for each word; a prompt is a chat that begins with worked examples."""
+    examples = [message for word in shown for message in turn(word, f"<answer>{word[::-1]}</answer>")]
+    return [([*examples, *turn(word)], word[::-1]) for word in words]
+
+
+def turn(word: str, reply: str | None = None) -> list[dict[str, str]]:
+    """Return the question about a word as chat messages, with the reply where there is one."""
+    question = {"role": "user", "content": PROMPT.format(word=word)}
+    return [question] if reply is None else [question, {"role": "assistant", "content": reply}]
 
 
 def settings(device: str) -> dict[str, Any]:
     """Return what the run takes on a device: on a CPU small enough for ten minutes."""
     if device == "CPU":
-        return {"steps": 24, "groups_per_step": 4, "group_size": 8, "max_tokens": 16, "learning_rate": 3e-4, "lora": 8}
+        return {"steps": 20, "max_tokens": 12, "learning_rate": 4e-4, "lora": 8}
     return {"steps": 50}
 
 
@@ -59,7 +65,7 @@ def main() -> int:
     console = Console()
     try:
         device = str(default_client().server_info().get("device", "GPU"))
-        tasks = tasks_for(SHORT_WORDS if device == "CPU" else WORDS)
+        tasks = tasks_for(SHORT_WORDS, ["at", "in", "do"]) if device == "CPU" else tasks_for(WORDS, ["robin", "marble"])
         run = rl.train(tasks, reward, max_cost=2, **settings(device))
         console.print(f"[bold]{run.name}[/]: {len(tasks)} tasks on {run.spec.model.uri} ({device})", highlight=False)
         run.watch()  # each stage, then the reward, loss and KL of every step

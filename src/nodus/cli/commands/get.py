@@ -12,6 +12,7 @@ from nodus.cli.formats import FORMATS, as_list, check_format, print_object
 from nodus.cli.session import TABLE, Session, connected
 from nodus.cli.tables import TablePrinter
 from nodus.cli.targets import Target, parse_targets
+from nodus.client.http import ConnectionFailed
 from nodus.client.resources import JsonObject
 from nodus.core.errors import from_status
 
@@ -154,12 +155,27 @@ def _changes(
         "fieldSelector": ",".join(part for part in fields if part) or None,
     }
     path = target.kind.path(None if everywhere else target.project or session.project)
-    lines = session.api.lines("GET", path, query=asked, headers={"Accept": accept}, timeout_s=None)
-    for line in iterate_blocking(lines):
-        change = json.loads(line)
-        if change["type"] == "ERROR":
-            raise from_status(change["object"], int(change["object"].get("code") or 500))
-        yield change["object"]
+    while True:
+        try:
+            lines = session.api.lines("GET", path, query=asked, headers={"Accept": accept}, timeout_s=None)
+            for line in iterate_blocking(lines):
+                change = json.loads(line)
+                if change["type"] == "ERROR":
+                    raise from_status(change["object"], int(change["object"].get("code") or 500))
+                asked["resourceVersion"] = _seen(change["object"]) or asked["resourceVersion"]
+                yield change["object"]
+            return
+        except ConnectionFailed:
+            # The server was killed. If it comes back within the client's patience, go on where the stream broke.
+            session.run(session.api.call("GET", "/readyz"))
+
+
+def _seen(change: JsonObject) -> str | None:
+    """Return the resourceVersion of a changed object, or of the object behind a Table's row."""
+    rows = change.get("rows")
+    shown = (rows[0].get("object") or {}) if rows else change
+    version = (shown.get("metadata") or {}).get("resourceVersion")
+    return str(version) if version else None
 
 
 def _version(found: list[JsonObject]) -> str | None:
