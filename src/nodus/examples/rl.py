@@ -26,8 +26,8 @@ WORDS = """
 """.split()  # noqa: SIM905 - a list of a hundred words in quotes reads badly
 # The small model that a CPU trains gets nowhere with whole words; with two letters it is right now and then.
 SHORT_WORDS = """
-    ad ah am an as ax be by ed eh em go ha he hi hm id if is it jo la lo ma me mi mu my no of oh on or ow ox oy pa pi re so
-    to uh um un up us we wo ye yo
+    ad ah am an as ax be by ed eh em go ha he hi hm id if is it jo la lo ma me mi mu my no of oh on or ow ox
+    oy pa pi re so to uh um un up us we wo ye yo
 """.split()  # noqa: SIM905 - a list of fifty words in quotes reads badly
 
 
