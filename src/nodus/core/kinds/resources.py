@@ -188,6 +188,8 @@ class Estimate(Model):
     """Steps it is computed from."""
     placement_preview: dict[str, Any] | None = None
     """Offering that would be used."""
+    topology: dict[str, int] | None = None
+    """Nodes and GPUs of each."""
     warnings: list[Notice] = Field(default_factory=list)
     """Things to know."""
     blocking_reasons: list[Notice] = Field(default_factory=list)
