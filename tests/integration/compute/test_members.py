@@ -58,6 +58,25 @@ def test_environment_and_secrets_reach_the_command_and_no_argv(members: Members)
     assert (attempt.spec.stat().st_mode & 0o777, attempt.path.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+def test_secrets_are_gone_from_the_disk_when_the_member_ended(members: Members) -> None:
+    members.run("true", env={"PASSWORD": "hunter2"})
+    attempt = members.backend.directory("attempt-1")
+    eventually(lambda: b"hunter2" not in attempt.spec.read_bytes())
+    assert b"the-token" not in attempt.spec.read_bytes()
+
+
+def test_machine_without_bubblewrap_fails_the_member_and_says_so(
+    members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "prlimit").symlink_to("/usr/bin/prlimit")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    state = members.script("echo ran > /nodus/outputs/ran")
+    assert (state.reason, state.fix) == ("StartFailed", "Run `nodus doctor`.")
+    assert "bwrap" in str(state.message)
+    assert not (members.backend.directory("attempt-1").outputs / "ran").exists()
+
+
 def test_missing_command_says_so(members: Members) -> None:
     state = members.run("no-such-program")
     assert (state.phase, state.exit_code) == ("Exited", 127)

@@ -222,6 +222,7 @@ class LocalBackend:
         if attempt.path.is_dir():
             await self.stop(key, "Deleted", grace_s=0)
             if await asyncio.to_thread(_wait_dead, attempt):
+                await asyncio.to_thread(kill_left_over, key)
                 await asyncio.to_thread(shutil.rmtree, attempt.path, ignore_errors=True)
         self._shares.give_back(key)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from nodus.server.compute.local import seccomp
 from nodus.server.compute.local.attemptdir import AttemptDir
 from nodus.server.compute.local.mounts import IDENTITY_FILES, Mount
-from nodus.server.compute.local.sandbox import SandboxProcess, SandboxSpec, launch
+from nodus.server.compute.local.sandbox import SandboxError, SandboxProcess, SandboxSpec, launch
 
 MAX_PROCESSES = 4096
 MAX_OPEN_FILES = 65536
@@ -107,9 +107,12 @@ def start_member(attempt: AttemptDir, spec: dict[str, Any]) -> Started:
         fcntl.fcntl(read_end, _F_SETPIPE_SZ, _PIPE_BYTES)
     try:
         process = launch(sandbox_spec(attempt, spec), stdin=gate_read, stdout=write_end, stderr=write_end)
-    except BaseException:
-        os.close(read_end)
+    except SandboxError as error:
         os.close(gate)
+        os.set_blocking(read_end, False)
+        with contextlib.suppress(OSError), os.fdopen(read_end, "rb") as complaints:
+            # Bubblewrap speaks where the command would have spoken.
+            raise SandboxError(f"{error} {(complaints.read(4096) or b'').decode(errors='replace').strip()}") from error
         raise
     finally:
         os.close(write_end)

@@ -13,6 +13,7 @@ the next step.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -31,6 +32,7 @@ from nodus.server.compute.local.attemptdir import (
     AttemptDir,
     read_json,
     short_path,
+    write_json,
 )
 from nodus.server.compute.local.logstore import LogWriter
 from nodus.server.compute.local.member import describe_end, start_member
@@ -38,6 +40,7 @@ from nodus.server.compute.local.sandbox import SandboxProcess, become_subreaper
 
 CONTROL_SOCKET = "control.sock"
 DRAIN_S = 5.0
+_PR_SET_NAME = 15
 FINAL_WRITE_PATIENCE_S = 3600.0
 LOCK_WAIT_S = 2.0
 
@@ -55,8 +58,14 @@ def run(directory: str) -> int:
     if spec is None:
         return 1
     become_subreaper()
+    _name_process(b"nodus-attempt")
     os.chdir(attempt.path)
     return Supervisor(attempt, spec).run()
+
+
+def _name_process(name: bytes) -> None:
+    """Show as ``name`` in process lists: a forked process has its parent's name."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 class Supervisor:
@@ -87,7 +96,8 @@ class Supervisor:
             try:
                 started = start_member(self._attempt, self._spec)
             except Exception as error:  # noqa: BLE001 - whatever keeps the sandbox from starting is the attempt's end
-                self._finish({"reason": "StartFailed", "message": f"the sandbox could not be started: {error}"})
+                message = f"the sandbox could not be started: {error}"
+                self._finish({"reason": "StartFailed", "message": message, "fix": "Run `nodus doctor`."})
                 return 0
             member = started.process
             self._times["started"] = time.time()
@@ -213,12 +223,18 @@ class Supervisor:
         while True:
             try:
                 self._write(EXITED, final)
+                self._forget_secrets()
                 return
             except OSError:
                 # How it ended is worth waiting for until somebody makes room on the disk.
                 if time.monotonic() > give_up:
                     raise
             time.sleep(1.0)
+
+    def _forget_secrets(self) -> None:
+        """Leave no Secret's value and no token behind on the disk."""
+        with contextlib.suppress(OSError):
+            write_json(self._attempt.spec, {**self._spec, "env": {}, "token": ""})
 
     def _termination(self) -> dict[str, Any] | None:
         """What the command left in ``/nodus/termination/message.json``; bounded, and only of a plain file."""
