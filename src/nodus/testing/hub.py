@@ -150,8 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repo.token and self.headers.get("Authorization") != f"Bearer {repo.token}":
             return self._error(403, "GatedRepo", "Access to this model is restricted")
         commit = repo.branches.get(parts["rev"] or "main", parts["rev"])
-        files = repo.commits.get(commit or "")
-        if commit is None or files is None:
+        files = repo.commits.get(commit)
+        if files is None:
             return self._error(404, "RevisionNotFound", f"Invalid rev id: {parts['rev']}")
         if "path" in parts:
             return self._send_file(files, parts["path"], commit)

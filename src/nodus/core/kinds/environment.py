@@ -8,7 +8,6 @@ from pydantic import Field
 
 from nodus.core.kinds.base import AGE, NAME, PHASE, Column, Condition, Duration, Kind, Model, Quantity, joined
 
-
 Mode = Literal["Train", "Evaluate"]
 
 
