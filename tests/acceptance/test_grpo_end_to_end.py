@@ -146,8 +146,13 @@ def _if_settled(status: dict[str, Any]) -> dict[str, Any] | None:
     return status if status.get("phase") in ("Ready", "Failed") else None
 
 
+def create(client: Client, name: str, spec: dict[str, Any]) -> None:
+    body = {"apiVersion": "nodus.dev/v1beta1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    client.post("/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs", body)
+
+
 def submit(client: Client, name: str, environment: str = "digits") -> None:
-    """Create a TrainingJob; all of this file have the same configuration."""
+    """Create a TrainingJob; all runs of this file that train have the same configuration."""
     parameters = {
         "steps": STEPS,
         "numGenerations": 4,
@@ -166,8 +171,7 @@ def submit(client: Client, name: str, environment: str = "digits") -> None:
         "parameters": parameters,
         "resources": {"cpu": 1, "memory": "3Gi"},
     }
-    body = {"apiVersion": "nodus.dev/v1beta1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
-    client.post("/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs", body)
+    create(client, name, spec)
 
 
 def verdicts(events: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -254,6 +258,43 @@ def test_grader_that_cannot_run_ends_the_run_with_its_words(client: Client) -> N
     assert {event["outcome"] for event in client.events("ungraded", "Task")} == {"Error"}
     assert "passRate" not in status["summary"]["baseline"]
     assert trainer_pids("ungraded") == []
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("runtime", ["nodus/evaluate", "nodus/grpo-lora"])
+def test_evaluation_scores_the_held_out_tasks_as_the_baseline_of_a_training_does(
+    client: Client, calm: Outcome, runtime: str
+) -> None:
+    name = "scored-by-" + runtime.removeprefix("nodus/")
+    spec = {
+        "runtime": runtime,
+        "mode": "Evaluate",
+        "model": {"uri": "hf://acme/tiny"},
+        "environment": {"name": "digits@1.0.0", "heldOutTasks": 16},
+        "parameters": {"maxCompletionLength": 8, "evaluationBatchSize": 16},
+        "resources": {"cpu": 1, "memory": "3Gi"},
+    }
+    create(client, name, spec)
+    status = client.finished(name)
+    assert set(status["summary"]) == {"evaluation"}
+    assert status["summary"]["evaluation"] == calm.summary["baseline"]
+    assert "diagnostics" not in status
+    assert {output["name"] for output in status["outputs"]} >= {"results.json", "provenance.json", "manifest.json"}
+
+
+@pytest.mark.heavy
+def test_cancelled_and_deleted_runs_leave_no_process(client: Client, calm: Outcome) -> None:
+    for name in ("cancelled", "deleted"):
+        submit(client, name)
+    eventually(lambda: trainer_pids("cancelled") and trainer_pids("deleted"), timeout_s=60)
+    path = "/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs/"
+    headers = {"Content-Type": "application/merge-patch+json"}
+    client.http.patch(path + "cancelled", content='{"spec":{"state":"Cancelled"}}', headers=headers).raise_for_status()
+    client.http.delete(path + "deleted").raise_for_status()
+    eventually(lambda: client.run("cancelled")["phase"] == "Cancelled", timeout_s=60)
+    eventually(lambda: trainer_pids("cancelled") == trainer_pids("deleted") == [], timeout_s=60)
+    for plural in ("v1beta1/namespaces/default/trainingjobs", "v1/namespaces/default/jobs"):
+        assert client.http.get(f"/apis/nodus.dev/{plural}/deleted").status_code == 404
 
 
 @pytest.mark.heavy

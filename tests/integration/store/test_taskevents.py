@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -172,3 +173,39 @@ def test_events_and_verdicts_go_with_their_trainingjob(store: Store, job: Object
     record(store, job, verdict())
     store.write_sync(objects.delete, job)
     assert store.read_sync(taskevents.list_, job.uid) == ([], None)
+
+
+def test_newest_report_of_a_type(store: Store, job: Object) -> None:
+    assert store.read_sync(taskevents.newest_report, job.uid, "Metrics") is None
+    append(store, job, "m1", "m2")
+    store.write_sync(taskevents.append, job.uid, "a-0", [{"id": "s", "type": "Stage", "stage": "Training"}])
+    newest = store.read_sync(taskevents.newest_report, job.uid, "Metrics")
+    assert newest is not None and newest["id"] == "m2"
+
+
+def test_training_groups_are_counted_with_and_without_contrast(store: Store, job: Object) -> None:
+    assert store.read_sync(taskevents.count_training_groups, job.uid) == (0, 0)
+    unscored = replace(verdict("d", 0), verdict="InfrastructureFailure", outcome="Error", reward=None)
+    record(
+        store,
+        job,
+        verdict("a", 0),
+        replace(verdict("a", 1), reward=0.0),  # contrast
+        verdict("b", 0),
+        verdict("b", 1),  # none
+        verdict("c", 0),  # alone
+        unscored,
+        verdict("d", 1),  # one scored
+        replace(verdict("a", 2, phase="Baseline"), reward=0.5),  # not training
+    )
+    # The same step again, all alike: a contrast between attempts is none.
+    record(store, job, verdict("a", 0), verdict("a", 1), attempt="a-1")
+    assert store.read_sync(taskevents.count_training_groups, job.uid) == (3, 1)
+
+
+def test_recent_verdicts_of_one_attempt(store: Store, job: Object) -> None:
+    record(store, job, *[verdict(f"t{number}") for number in range(4)])
+    record(store, job, verdict("x"), attempt="a-1")
+    recent = store.read_sync(taskevents.recent_verdicts, job.uid, 3)
+    assert [row.key.task_id for row in recent] == ["x", "t3", "t2"]
+    assert [row.key.task_id for row in store.read_sync(taskevents.recent_verdicts, job.uid, 3, "a-1")] == ["x"]
