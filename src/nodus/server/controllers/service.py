@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +75,10 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
         manager.wake("Attempt", uid)
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(manager.run(), name="controllers"),
-            group.create_task(_follow_members(backend, manager), name="members"),
-            group.create_task(_heartbeat(services, node), name="node"),
-            group.create_task(backend.warm(), name="zygote"),
+            group.create_task(_forever("controllers", manager.run)),
+            group.create_task(_forever("members", lambda: _follow_members(backend, manager))),
+            group.create_task(_forever("heartbeat", lambda: _heartbeat(services, node))),
+            group.create_task(_warm(backend)),
         ]
         try:
             yield manager
@@ -86,6 +86,23 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
             for task in tasks:
                 task.cancel()
     await backend.close()
+
+
+async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run what never ends by itself, and again after a fault: it must not take the API down with it."""
+    while True:
+        try:
+            await work()
+        except Exception:  # a loop top: whatever it is, it is logged and the work begins anew
+            log.exception("%s ended by a fault; it is started again", name)
+        await asyncio.sleep(1.0)
+
+
+async def _warm(backend: LocalBackend) -> None:
+    try:
+        await backend.warm()
+    except OSError:
+        log.exception("no process could be started; the next attempt tries again")
 
 
 async def _follow_members(backend: LocalBackend, manager: Manager) -> None:
