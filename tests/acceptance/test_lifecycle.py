@@ -347,6 +347,24 @@ def test_health_needs_no_key_and_metrics_do(start: Start) -> None:
     assert "nodus_http_requests_total" in get(started, "/metrics").text
 
 
+def test_endless_headers_and_slow_ones_are_cut_off(start: Start) -> None:
+    started = start()
+    port = int(started.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        try:
+            for _ in range(100):
+                client.sendall(b"a" * 65536)
+        except OSError:
+            pass
+        else:
+            assert client.recv(64) in (b"",) or b"431" in client.recv(64)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        for _ in range(3):
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in client.recv(4096)
+
+
 def test_log_is_json_lines_with_request_ids(start: Start, data_dir: Path) -> None:
     started = start(issue_key=True)
     answer = get(started, "/apis/nodus.dev/v1/projects")

@@ -27,6 +27,7 @@ from nodus.core.clock import SystemClock, rfc3339
 from nodus.core.errors import NodusError
 from nodus.server import bootstrap, datadir, logs
 from nodus.server.lifecycle import ServerNotStarted, Started, UpOptions, already_running
+from nodus.server.protocol import BoundedProtocol
 from nodus.server.services import Services
 from nodus.server.settings import Settings, SettingsError
 
@@ -105,6 +106,8 @@ async def _serve(
     settings = services.settings
     config = uvicorn.Config(
         create_app(services),
+        http=BoundedProtocol,
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -42,7 +43,18 @@ async def running(services: Services) -> AsyncIterator[None]:
         stack.push_async_callback(services.models.close)
         if "controllers" in services.settings.roles:
             await stack.enter_async_context(controllers.running(services, _controllers(services)))
+        checking = asyncio.create_task(_check_isolation(services), name="isolation")
+        stack.callback(checking.cancel)
         yield
+
+
+async def _check_isolation(services: Services) -> None:
+    """Find out early how this machine isolates, so that ``/readyz`` says it before a run needs it."""
+    isolation = await services.grading.isolation()
+    if not isolation.ok:
+        problem = "; ".join(isolation.problems)
+        services.checks["sandbox"] = lambda: problem
+        log.warning("untrusted code can't be isolated here: %s", problem, extra={"fix": isolation.fix})
 
 
 def _controllers(services: Services) -> list[Any]:

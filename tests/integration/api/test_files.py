@@ -74,6 +74,19 @@ async def test_links_can_not_be_changed_or_used_late(api: Api, anonymous: Api, c
     await anonymous.fails(403, "Forbidden", "PUT", url, content=DATA)
 
 
+async def test_links_lead_where_the_client_reaches_the_server(api: Api, services: Services) -> None:
+    async def host(name: str) -> str:
+        body = {"sha256": SHA256, "size": len(DATA)}
+        url: str = (await api.ok("POST", UPLOADS, json=body, headers={"Host": name}))["url"]
+        return url.partition("/blobs")[0]
+
+    services.base_url = "http://fallback"
+    assert await host("tunnel.example:9000") == "http://tunnel.example:9000"
+    assert await host("[::1]:80") == "http://[::1]:80"
+    for forged in ("evil/path", "a b", "user@host", ""):
+        assert await host(forged) == "http://fallback"
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -24,6 +24,7 @@ GRANT_SECONDS = 15 * 60
 DOWNLOAD_SECONDS = 15 * 60
 UPLOAD_PATH = "/blobs/v1/signed/uploads/"
 DOWNLOAD_PATH = "/blobs/v1/signed/blobs/"
+_HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\])(:[0-9]{1,5})?")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -48,7 +49,9 @@ async def grant_upload(call: Call) -> Response:
     if known is not None and call.services.store.blobs.exists(sha256):
         await call.services.store.write(blobs.touch, sha256)
         return json_response({"exists": True})
-    url = signed_url(call.services, "PUT", UPLOAD_PATH + sha256, {"size": str(size), "type": media_type}, GRANT_SECONDS)
+    url = signed_url(
+        call.request, call.services, "PUT", UPLOAD_PATH + sha256, {"size": str(size), "type": media_type}, GRANT_SECONDS
+    )
     return json_response({"exists": False, "url": url, "method": "PUT", "headers": {}})
 
 
@@ -103,13 +106,13 @@ async def get_blob(call: Call) -> Response:
     sha256 = call.params["sha256"].removeprefix("sha256:")
     if not _HEX.fullmatch(sha256) or not call.services.store.blobs.exists(sha256):
         raise NotFound(f"blob {sha256[:80]!r} not found")
-    return redirect(call.services, sha256)
+    return redirect(call.request, call.services, sha256)
 
 
-def redirect(services: Services, sha256: str, filename: str | None = None) -> Response:
+def redirect(request: Request, services: Services, sha256: str, filename: str | None = None) -> Response:
     """A 302 to a signed download, with the digest the client checks the bytes against."""
     params = {"name": filename} if filename else {}
-    url = signed_url(services, "GET", DOWNLOAD_PATH + sha256, params, DOWNLOAD_SECONDS)
+    url = signed_url(request, services, "GET", DOWNLOAD_PATH + sha256, params, DOWNLOAD_SECONDS)
     return Response(b"", 302, {"Location": url, "X-Nodus-SHA256": sha256})
 
 
@@ -125,10 +128,20 @@ async def get_signed(request: Request, services: Services) -> Response:
     return FileResponse(services.store.blobs.path(sha256), headers=headers, media_type="application/octet-stream")
 
 
-def signed_url(services: Services, method: str, path: str, params: dict[str, str], seconds: int) -> str:
+def signed_url(
+    request: Request, services: Services, method: str, path: str, params: dict[str, str], seconds: int
+) -> str:
     """An absolute URL that needs no credentials."""
     expires_at_s = int(services.clock.now().timestamp()) + seconds
-    return f"{services.base_url}{path}?{services.signer.sign_query(method, path, params, expires_at_s)}"
+    return f"{origin(request, services)}{path}?{services.signer.sign_query(method, path, params, expires_at_s)}"
+
+
+def origin(request: Request, services: Services) -> str:
+    """Where the sender of a request reaches this server: what the operator said, else the host it asked for."""
+    host = request.headers.get("host", "")
+    if services.settings.public_url or not _HOST.fullmatch(host):
+        return services.base_url
+    return f"{request.url.scheme}://{host}"
 
 
 def verified(request: Request, services: Services, path: str) -> dict[str, str]:

@@ -185,7 +185,7 @@ async def output(call: Call, kind: Kind, path: str) -> Response:
     sha256 = str(matching[0].get("sha256") or "").removeprefix("sha256:")
     if not sha256 or not call.services.store.blobs.exists(sha256):
         raise OutputNotFound(f"the file of output {path!r} is not kept any more")
-    return redirect(call.services, sha256, path)
+    return redirect(call.request, call.services, sha256, path)
 
 
 def _outputs(conn: Connection, call: Call, kind: Kind, name: str) -> list[dict[str, Any]]:

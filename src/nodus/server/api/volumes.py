@@ -25,7 +25,7 @@ from starlette.responses import Response
 from nodus.core.clock import rfc3339
 from nodus.core.errors import BadRequest, Conflict, NotFound, RequestEntityTooLarge
 from nodus.core.kinds import VOLUME
-from nodus.server.api.blobs import receive_blob, redirect
+from nodus.server.api.blobs import origin, receive_blob, redirect
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response, read_object
 from nodus.server.api.reading import find
@@ -64,7 +64,7 @@ async def files(call: Call) -> Response:
     path = (call.query("path") or "").strip("/")
     for entry in tree:
         if path and entry.path == path:
-            return redirect(call.services, entry.sha256, entry.path)
+            return redirect(call.request, call.services, entry.sha256, entry.path)
     below = [entry for entry in tree if not path or entry.path.startswith(path + "/")]
     if path and not below:
         raise NotFound(f"the volume has no file {path[:200]!r}")
@@ -107,7 +107,7 @@ async def begin_upload(call: Call) -> Response:
         upload = {"volume": obj.uid, "base": base, "files": {}, "removed": []}
         await anyio.to_thread.run_sync(_save_upload, _upload_path(call, upload_id), upload)
     path = f"{call.request.url.path.rstrip('/')}/{upload_id}/files"
-    grant = {"url": f"{call.services.base_url}{path}", "protocol": "nodus-files"}
+    grant = {"url": f"{origin(call.request, call.services)}{path}", "protocol": "nodus-files"}
     return json_response(
         {"id": upload_id, "revision": base, "snapshotId": newest.snapshot if newest else "", "grant": grant}, 201
     )
