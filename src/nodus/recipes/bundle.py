@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,9 @@ def make_bundle(reward: Any, train: Sequence[Task], test: Sequence[Task], pip: S
         TasksError: When code, tasks and packages together are over the limit of 512 KiB.
     """
     check_requirements(pip)
-    packaged = package_reward(reward, pip)
-    files = _files(packaged, train, test) | vendor(pip)
+    vendored = vendor(pip)
+    packaged = package_reward(reward, top_level_modules(vendored))
+    files = _files(packaged, train, test) | vendored
     try_reward(packaged, train[0]["answer"], files)
     content = _tar(files)
     # The time in a gzip header would make every archive differ.
@@ -148,6 +149,12 @@ def vendor(pip: Sequence[str]) -> dict[str, bytes]:
         root = Path(folder)
         found = sorted(path for path in root.rglob("*") if path.is_file() and _is_packaged(path.relative_to(root)))
         return {f"site/{path.relative_to(root).as_posix()}": path.read_bytes() for path in found}
+
+
+def top_level_modules(vendored: Collection[str]) -> set[str]:
+    """Return the modules that vendored files can be imported as."""
+    first = {name.split("/")[1] for name in vendored}
+    return {name.split(".")[0] for name in first if not name.endswith((".dist-info", ".data"))}
 
 
 def _is_packaged(path: Path) -> bool:

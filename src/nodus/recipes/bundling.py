@@ -13,7 +13,7 @@ import builtins
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +41,12 @@ class PackagedReward:
         return self.origins.get(line or 0, self.name)
 
 
-def package_reward(reward: Callable[..., Any], pip: Sequence[str] = ()) -> PackagedReward:
+def package_reward(reward: Callable[..., Any], provided: Collection[str] = ()) -> PackagedReward:
     """Return a module with the reward and everything of its own file that it uses.
 
     Args:
         reward: A function ``reward(completion, answer)`` at the top level of a file or notebook cell.
-        pip: Requirements that go along, ``name==version``.
+        provided: Modules of packages that go along.
 
     Raises:
         RewardError: When something it uses can't go along; the message names file, line and what to change.
@@ -60,7 +60,7 @@ def package_reward(reward: Callable[..., Any], pip: Sequence[str] = ()) -> Packa
         )
     definition = _definition(source, function)
     _check_signature(source, definition, function)
-    packer = _Packer(function, pip)
+    packer = _Packer(function, provided)
     packer.take(source, definition)
     packer.take_changes()
     return packer.module(function.__name__)
@@ -138,7 +138,7 @@ class _Packer:
     """Collects statements until every name they use is among them."""
 
     function: types.FunctionType
-    pip: Sequence[str]
+    provided: Collection[str]
     _taken: dict[Source, list[ast.stmt]] = field(default_factory=dict)
     _made: list[str] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
@@ -154,12 +154,12 @@ class _Packer:
             wanted.add(str(name))
             if statement not in self._taken.setdefault(source, []):
                 self._taken[source].append(statement)
-            check_imports(source.label, _trimmed(statement, {str(name)}), self.pip)
+            check_imports(source.label, _trimmed(statement, {str(name)}), self.provided)
             return
         if statement in self._taken.setdefault(source, []):
             return
         self._taken[source].append(statement)
-        check_imports(source.label, statement, self.pip)
+        check_imports(source.label, statement, self.provided)
         for used in sorted(used_names(statement)):
             self._need(source, statement, used)
 
@@ -214,7 +214,7 @@ class _Packer:
             module = sys.modules.get(statement.module or "")
             if module is not None and getattr(module, name, self) is self.function.__globals__[name]:
                 single = ast.ImportFrom(statement.module, [ast.alias(name)], 0, lineno=statement.lineno, col_offset=0)
-                check_imports(source.label, single, self.pip)
+                check_imports(source.label, single, self.provided)
                 self._make(ast.unparse(single))
                 return True
         return False
@@ -263,7 +263,7 @@ class _Packer:
     def _make_import(self, text: str, where: str) -> bool:
         statement = ast.parse(text).body[0]
         try:
-            check_imports("session", statement, self.pip)
+            check_imports("session", statement, self.provided)
         except RewardError as error:
             raise RewardError(f"{where}: {error.message.partition(': ')[2]}", fix=error.fix) from None
         self._make(text)

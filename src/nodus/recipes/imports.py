@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
-import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from nodus.recipes.errors import RewardError
@@ -17,13 +16,13 @@ GRADER_MODULES = frozenset({"numpy", "sympy", "regex", "jsonschema", "math_verif
 """Third-party modules that every grader has."""
 
 
-def check_imports(label: str, statement: ast.stmt, pip: Sequence[str]) -> None:
+def check_imports(label: str, statement: ast.stmt, provided: Collection[str]) -> None:
     """Check every import in a statement, also inside functions.
 
     Args:
         label: How messages call the file it stands in.
         statement: A top-level statement that will be packaged.
-        pip: Requirements that go along, ``name==version``.
+        provided: Modules of packages that go along.
 
     Raises:
         RewardError: For a module that the grader would not have; with the line and what to do.
@@ -41,11 +40,11 @@ def check_imports(label: str, statement: ast.stmt, pip: Sequence[str]) -> None:
             modules = [alias.name for alias in node.names]
         for module in modules:
             if not optional:
-                _check_module(module.split(".")[0], where, ast.unparse(node), pip)
+                _check_module(module.split(".")[0], where, ast.unparse(node), provided)
 
 
-def _check_module(module: str, where: str, text: str, pip: Sequence[str]) -> None:
-    if module in sys.stdlib_module_names or module in GRADER_MODULES or module in provided_by(pip):
+def _check_module(module: str, where: str, text: str, provided: Collection[str]) -> None:
+    if module in sys.stdlib_module_names or module in GRADER_MODULES or module in provided:
         return
     if module == "nodus":
         raise RewardError(
@@ -86,17 +85,6 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
     return bool(names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 
-def provided_by(pip: Sequence[str]) -> set[str]:
-    """Return the top-level modules that requirements bring: what the installed packages say, else their own names."""
-    wanted = {_normal(re.split(r"[=<>!~\[; ]", requirement)[0]) for requirement in pip}
-    modules = {name.replace("-", "_") for name in wanted}
-    if wanted:
-        for module, distributions in importlib.metadata.packages_distributions().items():
-            if any(_normal(name) in wanted for name in distributions):
-                modules.add(module)
-    return modules
-
-
 def _is_own_module(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
@@ -118,7 +106,3 @@ def _installed_requirement(module: str) -> str:
     if not names:
         return f"{module}==VERSION"
     return f"{names[0]}=={importlib.metadata.version(names[0])}"
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

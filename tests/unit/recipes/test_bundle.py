@@ -7,6 +7,7 @@ import json
 import sys
 import tarfile
 import textwrap
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,53 @@ def test_pip_wants_exact_versions(requirement: str) -> None:
 def test_pip_wants_a_list() -> None:
     with pytest.raises(RewardError, match="pip is the text"):
         check_requirements("rapidfuzz==3.0.0")
+
+
+# Packages that go along
+@pytest.fixture
+def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an index of one small package, which pip uses instead of its own."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    info = "tiny_scoring-1.2.dist-info"
+    content = {
+        "closeness/__init__.py": "def score(a, b):\n    return float(a == b)\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-scoring\nVersion: 1.2\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*content, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / "tiny_scoring-1.2-py3-none-any.whl", "w") as wheel:
+        for name, text in (content | {f"{info}/RECORD": record}).items():
+            wheel.writestr(name, text)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+USES_A_PACKAGE = """
+    def reward(completion, answer):
+        from closeness import score
+        return score(completion, answer)
+"""
+
+
+def test_packages_go_along_unpacked(reward_of: RewardOf, wheelhouse: Path) -> None:
+    first, second = (make_bundle(reward_of(USES_A_PACKAGE), TRAIN, TEST, ["tiny-scoring==1.2"]) for _ in range(2))
+    with tarfile.open(fileobj=io.BytesIO(first.archive)) as archive:
+        names = [name for name in archive.getnames() if name.startswith("site/")]
+    assert names == [
+        "site/closeness/__init__.py",
+        "site/tiny_scoring-1.2.dist-info/METADATA",
+        "site/tiny_scoring-1.2.dist-info/WHEEL",
+    ]
+    assert first.archive == second.archive
+
+
+def test_package_that_is_not_named_is_missing(reward_of: RewardOf, wheelhouse: Path) -> None:
+    with pytest.raises(RewardError, match="the grader has no module 'closeness'"):
+        make_bundle(reward_of(USES_A_PACKAGE), TRAIN, TEST)
+
+
+def test_package_that_cannot_be_fetched_gives_pips_reason(reward_of: RewardOf, wheelhouse: Path) -> None:
+    with pytest.raises(RewardError, match=r"can't be fetched: ERROR: .*tiny-scoring==9"):
+        make_bundle(reward_of(USES_A_PACKAGE), TRAIN, TEST, ["tiny-scoring==9"])

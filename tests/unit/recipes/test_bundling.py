@@ -370,7 +370,7 @@ def test_package_named_in_pip_may_be_imported(load: Load) -> None:
         def reward(completion, answer):
             return yaml.safe_load(completion) == answer
     """)
-    assert "import yaml" in package_reward(module.reward, ["PyYAML==6.0.2"]).text
+    assert "import yaml" in package_reward(module.reward, {"yaml"}).text
 
 
 def test_package_the_grader_has_may_be_imported(load: Load) -> None:
