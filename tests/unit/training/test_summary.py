@@ -53,6 +53,8 @@ def test_summary_of_a_run_that_learned() -> None:
             "unscored": 0,
             "comparable": True,
             "measurable": True,
+            "gained": 7,
+            "lost": 0,
             "changePP": "35.0",
             "resolutionPP": "5.0",
             # 7 gains, 0 losses: (8 - 1) / 22 +- 1.96 sqrt((9/22 - (7/22)^2) / 22)

@@ -346,6 +346,10 @@ class Comparison(Model):
     """Tasks scored on both sides."""
     unscored: int | None = None
     """Tasks that lack a score on a side."""
+    gained: int | None = None
+    """Tasks that went from wrong to right."""
+    lost: int | None = None
+    """Tasks that went from right to wrong."""
     interval_pp: list[str] | None = Field(default=None, alias="intervalPP")
     """95 % interval of the change, paired by task: low, high."""
     bounds_pp: list[str] | None = Field(default=None, alias="boundsPP")

@@ -133,7 +133,7 @@ def comparison(
 
     Returns:
         `comparable`, `measurable` (at least one task's worth of change), `reason`, `note`, `tasks` (scored on both
-        sides), `unscored`, and, where there are such tasks, `changePP`, `resolutionPP`, `intervalPP`, `boundsPP`
+        sides), `unscored`, and, where there are such tasks, `gained`, `lost`, `changePP`, `resolutionPP`, `intervalPP`, `boundsPP`
         and `pValue`.
     """
     before, after = baseline.passes(), evaluation.passes()
@@ -242,6 +242,8 @@ def _statistics(gains: Sequence[float], unscored: int) -> dict[str, Any]:
     low, high = paired_interval(wins, losses, n)
     asked = n + unscored
     return {
+        "gained": wins,
+        "lost": losses,
         "changePP": _decimal(100 * total / n, 1),
         "resolutionPP": _decimal(100 / n, 1),
         "intervalPP": [_decimal(100 * low, 1), _decimal(100 * high, 1)],
