@@ -17,7 +17,7 @@ import pytest
 from nodus.core.clock import FakeClock
 from nodus.core.errors import EnvironmentTasksFailed, GraderFailed, Unavailable
 from nodus.server.compute.local import cgroups
-from nodus.server.compute.local.probe import Isolation
+from nodus.server.compute.local.probe import Isolation, probe
 from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests, ResolvedEnvironment
 from nodus.server.grading import pool as pool_module
 from nodus.testing.eventually import eventually, eventually_async
@@ -221,6 +221,18 @@ async def test_machine_without_isolation_refuses_and_says_the_fix(tmp_path: Path
         await service.tasks(environment, "train", 0)
     with pytest.raises(GraderFailed, match="install x"):
         await service.grade("job", environment, [Completion("t", 0, "x")])
+    await service.close()
+
+
+async def test_isolation_that_was_missing_is_looked_for_again(tmp_path: Path, specify: Specify) -> None:
+    nothing = Isolation("none", "root", False, False, False, "rlimits", "rlimits", ("not installed: x",), (), "install x")
+    found = [nothing, probe()]
+    library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
+    service = GradingService(library, MemoryManifests(), check=lambda: found.pop(0))
+    environment = library.resolve(*specify(ECHO))
+    with pytest.raises(EnvironmentTasksFailed, match="install x"):
+        await service.tasks(environment, "train", 0)
+    assert len((await service.tasks(environment, "train", 0)).tasks) == 50
     await service.close()
 
 

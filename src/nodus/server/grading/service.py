@@ -96,8 +96,8 @@ class GradingService:
         return await asyncio.to_thread(self.library.resolve, name, spec)
 
     async def isolation(self) -> Isolation:
-        """Return how this machine isolates; found out once."""
-        if self._isolation is None:
+        """Return how this machine isolates; found out once if it does, else again: something may be installed."""
+        if self._isolation is None or not self._isolation.ok:
             self._isolation = await asyncio.to_thread(self._check)
         return self._isolation
 
