@@ -25,6 +25,9 @@ from tests.integration.grading.conftest import MakeEnvironment, Specify, nothing
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
+NO_ISOLATION = Isolation(
+    "none", "root", False, False, False, "rlimits", "rlimits", ("not installed: x",), (), "install x"
+)
 ECHO = """
 def tasks(split):
     return [{"prompt": f"{split} {number}", "answer": number} for number in range(50)]
@@ -211,11 +214,8 @@ async def test_unknown_task_is_a_failure_and_not_a_reward(
 
 
 async def test_machine_without_isolation_refuses_and_says_the_fix(tmp_path: Path, specify: Specify) -> None:
-    nothing = Isolation(
-        "none", "root", False, False, False, "rlimits", "rlimits", ("not installed: x",), (), "install x"
-    )
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
-    service = GradingService(library, MemoryManifests(), check=lambda: nothing)
+    service = GradingService(library, MemoryManifests(), check=lambda: NO_ISOLATION)
     environment = library.resolve(*specify(ECHO))
     with pytest.raises(EnvironmentTasksFailed, match="install x"):
         await service.tasks(environment, "train", 0)
@@ -225,8 +225,7 @@ async def test_machine_without_isolation_refuses_and_says_the_fix(tmp_path: Path
 
 
 async def test_isolation_that_was_missing_is_looked_for_again(tmp_path: Path, specify: Specify) -> None:
-    nothing = Isolation("none", "root", False, False, False, "rlimits", "rlimits", ("not installed: x",), (), "install x")
-    found = [nothing, probe()]
+    found = [NO_ISOLATION, probe()]
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
     service = GradingService(library, MemoryManifests(), check=lambda: found.pop(0))
     environment = library.resolve(*specify(ECHO))
@@ -237,11 +236,8 @@ async def test_isolation_that_was_missing_is_looked_for_again(tmp_path: Path, sp
 
 
 async def test_unsafe_grading_is_named_in_every_verdict(tmp_path: Path, specify: Specify) -> None:
-    nothing = Isolation(
-        "none", "root", False, False, False, "rlimits", "rlimits", ("not installed: x",), (), "install x"
-    )
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
-    service = GradingService(library, MemoryManifests(), allow_unsafe=True, check=lambda: nothing)
+    service = GradingService(library, MemoryManifests(), allow_unsafe=True, check=lambda: NO_ISOLATION)
     try:
         environment = library.resolve(*specify(ECHO))
         verdicts = await service.grade("job", environment, await _items(service, environment, 8), 1)
