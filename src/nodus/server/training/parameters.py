@@ -10,12 +10,12 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from nodus.core.errors import Cause
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
 
 PARAMETERS_PATH = "spec.parameters"
 
@@ -117,6 +117,8 @@ def check(runtime_spec: Mapping[str, Any], given: Any) -> list[Cause]:
         faults.setdefault((cause.field, ""), cause)
     if faults:  # a schema's bounds let NaN through, and comparing with it says nothing
         return sorted(faults.values(), key=lambda cause: cause.field)
+    from jsonschema import Draft202012Validator  # late: 60 ms that a start need not wait for
+
     names = [path for path, _ in leaves(schema)]
     for error in Draft202012Validator(schema).iter_errors(given):
         for cause in _causes(error, names):
