@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import yaml
 from nodus.testing.eventually import eventually
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+PROJECT = "apiVersion: nodus.dev/v1\nkind: Project\nmetadata: {{name: {name}}}\nspec: {{}}\n"
 NODUS = str(Path(sys.executable).with_name("nodus"))
 
 
@@ -145,11 +147,9 @@ def test_apply_creates_then_nothing_then_changes(machine: Machine, manifest: Man
 
 
 def test_apply_reads_standard_input_and_refuses_nameless(machine: Machine) -> None:
-    text = "apiVersion: nodus.dev/v1\nkind: Project\nmetadata: {name: from-stdin}\nspec: {}\n"
+    text = PROJECT.format(name="from-stdin")
     assert machine.ok("apply", "-f", "-", stdin=text) == "project/from-stdin created\n"
-    assert "has no metadata.name" in machine.fails(
-        "apply", "-f", "-", code=2, stdin=text.replace("{name: from-stdin}", "{}")
-    )
+    assert "has no metadata.name" in machine.fails("apply", "-f", "-", code=2, stdin=text.replace("name", "other"))
 
 
 def test_create_takes_generated_names(machine: Machine) -> None:
@@ -225,6 +225,30 @@ def test_watch_shows_a_change_once(machine: Machine, manifest: Manifest, tmp_pat
         finally:
             watching.terminate()
             watching.wait()
+
+
+def test_watch_goes_on_after_the_server_was_killed(manifest: Manifest, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "killed")
+    machine.home.mkdir()
+    machine.ok("up", "--detach", "--port", "0")
+    running = json.loads(machine.ok("status", "-o", "json"))
+    watched = tmp_path / "watched"
+    with watched.open("w") as out:
+        watching = subprocess.Popen(
+            [NODUS, "get", "project", "-w", "--no-headers"], stdout=out, env=machine.environment
+        )
+        try:
+            eventually(lambda: "default" in watched.read_text(), timeout_s=30)
+            os.kill(running["pid"], signal.SIGKILL)
+            eventually(lambda: "not running" in machine.run("status").stdout, timeout_s=30)
+            machine.ok("up", "--detach", "--port", running["url"].rpartition(":")[2])
+            machine.ok("apply", "-f", "-", stdin=PROJECT.format(name="after-the-kill"))
+            eventually(lambda: "after-the-kill" in watched.read_text(), timeout_s=60)
+            assert watched.read_text().count("default ") == 1
+        finally:
+            watching.terminate()
+            watching.wait()
+            machine.ok("down")
 
 
 # Runs

@@ -41,23 +41,26 @@ def check_tasks(tasks: Iterable[Any], what: str = "tasks") -> list[Task]:
 def split_tasks(tasks: Sequence[Task], test_tasks: Sequence[Task] | None) -> tuple[list[Task], list[Task]]:
     """Return the tasks to train on and those held out.
 
-    Without ``test_tasks`` a fifth is held out, and at least 16. A prompt that stands in both is dropped from training.
+    Without ``test_tasks`` a fifth of the different prompts is held out, and at least 16. A prompt that stands in both
+    is dropped from training.
 
     Raises:
         TasksError: When nothing is left to train on.
     """
     if test_tasks is None:
-        count = max(MIN_HELD_OUT, len(tasks) // 5)
-        if len(tasks) <= count:
+        distinct = {_key(task): task for task in reversed(tasks)}
+        count = max(MIN_HELD_OUT, len(distinct) // 5)
+        if len(distinct) <= count:
+            what = "tasks" if len(distinct) == len(tasks) else "different prompts"
             raise TasksError(
-                f"{len(tasks)} tasks are too few: {count} are held out to measure with",
+                f"{len(distinct)} {what} are too few: {count} are held out to measure with",
                 fix="Pass more tasks (at least 80 use four fifths for training), or choose test_tasks= yourself.",
             )
-        order = list(range(len(tasks)))
+        order = [_key(task) for task in tasks if distinct.get(_key(task)) is task]
         random.Random(_SPLIT_SEED).shuffle(order)
         chosen = set(order[:count])
-        test = [task for index, task in enumerate(tasks) if index in chosen]
-        train = [task for index, task in enumerate(tasks) if index not in chosen]
+        test = [task for task in tasks if _key(task) in chosen and distinct[_key(task)] is task]
+        train = list(tasks)
     else:
         train, test = list(tasks), list(test_tasks)
     held_out = {_key(task) for task in test}

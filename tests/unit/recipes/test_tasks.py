@@ -93,6 +93,14 @@ def test_too_few_tasks_are_refused() -> None:
         split_tasks(check_tasks(pairs(16)), None)
 
 
+def test_repeated_prompts_count_once() -> None:
+    train, test = split_tasks(check_tasks(pairs(20) * 3), None)
+    assert (len(train), len(test)) == (12, 16)
+    assert len({task["prompt"] for task in test}) == 16
+    with pytest.raises(TasksError, match="8 different prompts are too few"):
+        split_tasks(check_tasks(pairs(8) * 10), None)
+
+
 def test_prompt_in_both_splits_is_dropped_from_training() -> None:
     train, test = split_tasks(check_tasks(pairs(5)), check_tasks(pairs(2)))
     assert [task["answer"] for task in train] == ["2", "3", "4"]
