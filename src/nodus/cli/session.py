@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from nodus._version import __version__
 from nodus.client.blocking import run_blocking
 from nodus.client.config import Connection, resolve
 from nodus.client.http import PATIENT, PROMPT, Api
@@ -43,7 +44,7 @@ class Session:
 
     def __init__(self, options: Options, *, patient: bool = False) -> None:
         self.connection: Connection = resolve(context=options.context, project=options.project)
-        self.api = Api(self.connection, retry=PATIENT if patient else PROMPT)
+        self.api = Api(self.connection, retry=PATIENT if patient else PROMPT, agent=f"nodus/{__version__}")
         self.resources = Resources(self.api)
         self.project = self.connection.project
 

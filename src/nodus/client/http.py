@@ -58,9 +58,10 @@ class Api:
     Args:
         connection: Address, key and project.
         retry: How long to go on trying.
+        agent: The User-Agent header; the Python client's when None.
     """
 
-    def __init__(self, connection: Connection, *, retry: RetryPolicy = PATIENT) -> None:
+    def __init__(self, connection: Connection, *, retry: RetryPolicy = PATIENT, agent: str | None = None) -> None:
         self.connection = connection
         self.retry = retry
         self.transport = Transport(
@@ -68,7 +69,7 @@ class Api:
         )
         self._answered = False
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        self._agent = f"nodus-python/{__version__} python/{version}"
+        self._agent = agent or f"nodus-python/{__version__} python/{version}"
 
     async def call(
         self,

@@ -32,9 +32,15 @@ SHORT_WORDS = """
 
 
 def reward(completion: str, answer: str) -> float | None:
-    """Score a reply: 1 for the word backwards, 0 for another, None where there is no answer at all."""
+    """Score a reply: 1 for the word backwards, up to 0.5 for letters in their place, None where there is no answer."""
     found = ANSWER.findall(completion)
-    return None if not found else float(found[-1].lower() == answer)
+    if not found:
+        return None
+    given = found[-1].lower()
+    if given == answer:
+        return 1.0
+    # Partial credit: without it a model that is never right has nothing to learn from.
+    return 0.5 * sum(a == b for a, b in zip(given, answer, strict=False)) / max(len(given), len(answer))
 
 
 def tasks_for(words: list[str], shown: list[str]) -> list[tuple[Any, str]]:
