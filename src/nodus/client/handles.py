@@ -144,9 +144,10 @@ class Run(Handle):
         if not self.done or self.phase == "Succeeded":
             return
         reason = self.status.get("reason") or self.phase
-        message = self.status.get("message") or "no message"
+        parts = [f"{self.name} {str(self.phase).lower()}", "" if reason == self.phase else str(reason)]
+        parts.append(str(self.status.get("message") or ""))
         raise JobFailed(
-            f"{self.name} {str(self.phase).lower()}: {reason}: {message}",
+            ": ".join(part for part in parts if part),
             fix=self.status.get("fix") or f"See `nodus logs job/{self.name}`.",
             details={"reason": reason, "phase": self.phase},
         )

@@ -119,14 +119,14 @@ def show(run: TrainingJob, console: Console, target: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the example and return the exit code."""
-    from rich.console import Console
+    from nodus.examples.report import make_console, print_error
 
     parser = argparse.ArgumentParser(prog="python -m nodus.examples.quickstart", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="where results go (default: ./outputs)")
     parser.add_argument("--seed", type=int, default=42, help="which tasks, and in which order (default: 42)")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps (default: 40)")
     options = parser.parse_args(argv)
-    console = Console()
+    console = make_console()
     try:
         run = start(options.seed, options.steps)
         console.print(
@@ -135,11 +135,7 @@ def main(argv: list[str] | None = None) -> int:
         follow(run, console)
         show(run, console, options.output)
     except NodusError as error:
-        console.print(f"[red]error:[/] {error.message}", highlight=False)
-        for cause in error.causes:
-            console.print(f"  {cause.field}: {cause.message}", highlight=False, markup=False)
-        if error.fix:
-            console.print(f"fix: {error.fix}", highlight=False, markup=False)
+        print_error(console, error)
         return 1
     except KeyboardInterrupt:
         console.print("\nStopped watching; the run goes on: [bold]nodus get tj -w[/], [bold]nodus cancel tj/NAME[/].")

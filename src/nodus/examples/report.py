@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from nodus.client.record import Record
     from nodus.client.training import TrainingJob
+    from nodus.core.errors import NodusError
 
 SHOWN_TASKS = 3
 REPLY_CHARS = 160
@@ -62,6 +64,20 @@ def choose_tasks(before: Mapping[str, Record], after: Mapping[str, Record], coun
         if len(chosen) < count and task_id not in chosen:
             chosen.append(task_id)
     return chosen[:count]
+
+
+def make_console() -> Console:
+    """Return a console that wraps lines on a terminal only: a file or pipe gets them whole."""
+    from rich.console import Console
+
+    return Console(soft_wrap=not sys.stdout.isatty())
+
+
+def print_error(console: Console, error: NodusError) -> None:
+    """Print an error with everything that is wrong and what to do."""
+    lines = [f"error: {error.message}", *(f"  {cause.field}: {cause.message}" for cause in error.causes)]
+    for line in [*lines, *([f"fix: {error.fix}"] if error.fix else [])]:
+        console.print(line, highlight=False, markup=False)
 
 
 def no_contrast(run: TrainingJob) -> str | None:

@@ -64,11 +64,9 @@ def settings(device: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run the example and return the exit code."""
-    from rich.console import Console
+    from nodus.examples.report import make_console, no_contrast, print_error
 
-    from nodus.examples.report import no_contrast
-
-    console = Console()
+    console = make_console()
     try:
         device = str(default_client().server_info().get("device", "GPU"))
         tasks = tasks_for(SHORT_WORDS, ["at", "in", "do"]) if device == "CPU" else tasks_for(WORDS, ["robin", "marble"])
@@ -78,7 +76,7 @@ def main() -> int:
         run.outputs.download("./outputs")  # the LoRA adapter and the before-and-after comparison
         wrong = run.tasks(phase="Evaluation", outcome="Failed")
     except NodusError as error:
-        console.print(f"[red]error:[/] {error.message}{f' ({error.fix})' if error.fix else ''}", highlight=False)
+        print_error(console, error)
         return 1
     console.print(f"still wrong: {len(wrong)} held-out tasks; the adapter is in ./outputs/adapter", highlight=False)
     reason = no_contrast(run)
