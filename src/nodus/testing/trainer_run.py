@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -79,6 +80,8 @@ class TrainerRun:
             "NODUS_TERMINATION_DIR": str(termination),
             "HF_HUB_OFFLINE": "1",
             "PYTHONHASHSEED": "0",
+            # A tiny model gains nothing from a second thread, and loses much where cores are busy.
+            "OMP_NUM_THREADS": "1",
         }
 
     def start(self, attempt: str = "att1", **env: str) -> subprocess.Popen[str]:
@@ -92,6 +95,10 @@ class TrainerRun:
                 text=True,
             )
 
+    def start_warm(self, attempt: str = "att1") -> WarmProcess:
+        """Start an attempt in a process forked from one that has imported the training stack, seconds sooner."""
+        return WarmProcess(self.environ(attempt), self.directory / f"{attempt}.log")
+
     def message(self, attempt: str = "att1") -> dict[str, Any]:
         """The message.json that a failed attempt left."""
         return json.loads((self.directory / "termination" / attempt / "message.json").read_text())
@@ -103,3 +110,49 @@ class TrainerRun:
     def log(self, attempt: str = "att1") -> str:
         """What an attempt printed."""
         return (self.directory / f"{attempt}.log").read_text()
+
+
+class WarmProcess:
+    """An attempt in a process of its own that did not have to import torch; used like a ``subprocess.Popen``."""
+
+    def __init__(self, environ: Mapping[str, str], log: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["nodus.trainer.tasks.grpo", "nodus.trainer.tasks.evaluate"])
+        self._process = context.Process(target=_attempt, args=(dict(environ), str(log)))
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal, or None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the end and return the exit code.
+
+        Raises:
+            TimeoutError: When it still runs after ``timeout_s``.
+        """
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise TimeoutError(f"the attempt still ran after {timeout_s} s")
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill it without warning."""
+        self._process.kill()
+
+
+def _attempt(environ: dict[str, str], log: str) -> None:
+    import torch
+
+    from nodus.trainer.main import main
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.environ.update(environ)
+    torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
+    code = main([])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

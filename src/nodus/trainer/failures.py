@@ -52,10 +52,11 @@ def describe(error: BaseException) -> dict[str, Any]:
     if isinstance(error, NodusError):
         lines = [error.message, *(f"{cause.field}: {cause.message}" for cause in error.causes)]
         return {"reason": error.reason, "message": "\n".join(lines), "fix": error.fix}
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    # safetensors and torch report a full disk in words of their own.
+    if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return {
             "reason": "DiskFull",
-            "message": f"no space left on the device while writing {error.filename or 'a file'}",
+            "message": f"no space left on the device while writing {getattr(error, 'filename', None) or 'a file'}",
             "fix": "free disk space or lower saveTotalLimit; the run resumes from its last checkpoint",
         }
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

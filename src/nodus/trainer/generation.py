@@ -46,10 +46,16 @@ class Sampling:
         drawn_B1 = torch.rand(len(mass_BV), 1, dtype=torch.double, device=mass_BV.device) * mass_BV[:, -1:]
         return torch.searchsorted(mass_BV, drawn_B1, right=True).squeeze(1).clamp(max=mass_BV.size(1) - 1)
 
-    def log_probs(self, logits_BV: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:
-        """Log-probability of every chosen token, (B,), at this temperature and before filtering, as in the loss."""
-        scores_BV = logits_BV.float() / (self.temperature or 1.0)
-        return scores_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1) - scores_BV.logsumexp(dim=-1)
+    def describe(self, logits_BV: torch.Tensor, tokens_B: torch.Tensor) -> tuple[list[float], list[float]]:
+        """Log-probability of every chosen token and entropy of what it was chosen from, B each.
+
+        Both are of the distribution at this temperature before filtering, as in the loss.
+        """
+        scores_BV = logits_BV.float() / self.temperature
+        total_B1 = scores_BV.logsumexp(dim=-1, keepdim=True)
+        chosen_B1 = scores_BV.gather(1, tokens_B.unsqueeze(1)) - total_B1
+        entropy_B = total_B1.squeeze(1) - ((scores_BV - total_B1).exp_() * scores_BV).sum(dim=-1)
+        return chosen_B1.squeeze(1).tolist(), entropy_B.tolist()
 
 
 GREEDY = Sampling(temperature=0)
@@ -62,7 +68,16 @@ class Completion:
     tokens: list[int] = field(default_factory=list)
     """Token ids; the last is a stop token unless the length ran out."""
     log_probs: list[float] = field(default_factory=list)
-    """The policy's log-probability of each, same length."""
+    """The policy's log-probability of each, same length; empty for greedy decoding."""
+    entropies: list[float] = field(default_factory=list)
+    """Entropy of the distribution each was drawn from, same length; empty for greedy decoding."""
+
+    def add(self, token: int, log_prob: float | None, entropy: float | None) -> None:
+        """Append a token."""
+        self.tokens.append(token)
+        if log_prob is not None and entropy is not None:
+            self.log_probs.append(log_prob)
+            self.entropies.append(entropy)
 
 
 @torch.no_grad()
@@ -125,11 +140,12 @@ def _decode(
     rows = list(range(len(completions)))  # which completion each row in flight writes; -1 for a finished one
     for length in range(1, max_new_tokens + 1):
         tokens_B = sampling.choose(logits_BV)
-        drawn = zip(tokens_B.tolist(), sampling.log_probs(logits_BV, tokens_B).tolist(), strict=True)
-        for position, (token, log_prob) in enumerate(drawn):
+        described: tuple[Sequence[float | None], Sequence[float | None]] = ([None] * len(rows), [None] * len(rows))
+        if sampling.temperature > 0:
+            described = sampling.describe(logits_BV, tokens_B)
+        for position, (token, *figures) in enumerate(zip(tokens_B.tolist(), *described, strict=True)):
             if rows[position] >= 0:
-                completions[rows[position]].tokens.append(token)
-                completions[rows[position]].log_probs.append(log_prob)
+                completions[rows[position]].add(token, *figures)
                 if token in stop_ids:
                     rows[position] = -1
         running = [i for i, row in enumerate(rows) if row >= 0]

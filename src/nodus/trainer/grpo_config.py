@@ -229,6 +229,5 @@ def effective(values: Values, device: Device) -> Mapping[str, Any]:
         "device": device.kind,
         "precision": precision(values, device),
         "strategy": "DDP" if device.processes > 1 else "single process",
-        "generationBatchSize": generation_batch(values, device.processes),
         "processes": device.processes,
     }

@@ -104,6 +104,7 @@ class GroupTrainer(GRPOTrainer):
         self._on_checkpoint = on_checkpoint
         self._unscored: torch.Tensor | None = None
         self._sampled_in = -1
+        self.sampling_entropy: float | None = None
         self.figures = StepFigures()
         self.no_contrast_share: float | None = None
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
@@ -155,6 +156,8 @@ class GroupTrainer(GRPOTrainer):
                 sampling=Sampling(self.temperature, self.top_k, self.top_p),
             )
         self._sampled_in = self.state.global_step
+        entropies = [entropy for c in completions for entropy in c.entropies]
+        self.sampling_entropy = sum(entropies) / len(entropies)
         return [c.tokens for c in completions], [c.log_probs for c in completions]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -109,7 +109,10 @@ class Progress(TrainerCallback):
             "kl": figures.kl if figures.kl is not None else logs.get("kl"),
             "learningRate": logs.get("learning_rate"),
             "gradNorm": _number(logs.get("grad_norm")),
-            "entropy": logs.get("entropy"),
+            # Of all completions sampled; the loss's own leaves out the groups that it need not compute.
+            "entropy": logs.get("entropy")
+            if self._trainer.sampling_entropy is None
+            else self._trainer.sampling_entropy,
             "completionLength": figures.completion_tokens / figures.rows if figures.rows else None,
             "tokensPerSecond": figures.tokens / seconds if seconds > 0 else None,
             "stepSeconds": seconds,

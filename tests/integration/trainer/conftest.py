@@ -36,6 +36,17 @@ def letters(task_id: str, completion: str) -> float:
     return min(sum(c in "abcdefghijklm" for c in completion) / 2, 1.0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A tiny model gains nothing from a second thread, and loses much where cores are busy."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("tiny"))

@@ -197,7 +197,7 @@ def test_servers_error_becomes_the_message_of_the_run(runs):
     with run.server(TRAIN, HELD_OUT, letters) as server:
         server.intercept = lambda verb, body, number: (422, status)
         assert run.start_warm().wait(WAIT_S) == 2
-    assert run.message() == {k: status[k] for k in ("reason", "message", "fix")} | {"retryable": False}
+    assert run.message() == {**{k: status[k] for k in ("reason", "message", "fix")}, "retryable": False}
 
 
 def test_full_fine_tuning_writes_a_model(runs):

@@ -55,6 +55,9 @@ def test_log_probs_are_those_of_the_model(tiny):
     logits = tiny(ids).logits[0, len(PROMPTS[1]) - 1 : -1] / 0.5
     expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=1e-5)
+    table = logits.log_softmax(-1)
+    entropies = -(table.exp() * table).sum(-1)
+    torch.testing.assert_close(torch.tensor(completion.entropies), entropies, atol=1e-5, rtol=1e-5)
 
 
 def test_same_seed_samples_the_same_completions(tiny):

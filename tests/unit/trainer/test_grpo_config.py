@@ -99,7 +99,7 @@ def test_completions_of_an_episode_are_bounded_by_its_tokens():
 def test_rl_train_batch_is_four_groups_of_eight():
     given = values(batchSize=8, gradientAccumulation=4, numGenerations=8)
     assert generation_batch(given, 1) == 32
-    assert effective(given, CPU)["generationBatchSize"] == 32
+    assert effective(given, CPU)["precision"] == "fp32"
 
 
 def test_unset_parameters_leave_trl_its_defaults():

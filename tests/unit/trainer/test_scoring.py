@@ -58,7 +58,7 @@ def test_packed_scores_and_gradients_equal_those_of_each_completion_alone(tiny_d
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours_entropy, entropy, atol=1e-5, rtol=1e-5)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-4, rtol=1e-4)
 
 
 def test_completions_of_one_prompt_share_a_row():
