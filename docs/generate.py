@@ -25,6 +25,8 @@ from nodus.core.kinds.describe import all_models, field_descriptions
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Generated from the code by docs/generate.py; edits here are lost. -->\n"
 QUOTED_ANNOTATION = r": '([^']*)'"
+# Refinements that the server keeps to itself: whether they are loaded depends on what ran before.
+SERVER_ONLY = ("nodus.server.", "nodus.trainer.")
 PUBLIC_MODULES = ("nodus", "nodus.recipes.rl")
 
 
@@ -138,7 +140,7 @@ def errors_page() -> str:
     rows = [
         (f"`{cls.__name__}`", f"`{cls.reason}`", str(cls.status), "yes" if cls.retryable else "no", _first_line(cls))
         for cls in sorted(all_errors(), key=lambda cls: (cls.status, cls.__name__))
-        if cls is not NodusError
+        if cls is not NodusError and not cls.__module__.startswith(SERVER_ONLY)
     ]
     return "\n".join(
         [
