@@ -146,3 +146,39 @@ def test_check_parameters_that_are_no_mapping(given: object) -> None:
 def test_check_refuses_nan_which_no_bound_would() -> None:
     (cause,) = parameters.check(RUNTIME, {"sampling": {"temperature": float("nan")}})
     assert cause == Cause("spec.parameters.sampling.temperature", "FieldValueInvalid", "nan is not a finite number")
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "words"),
+    [
+        ({"type": "objekt"}, "spec.parameters.type", "is not JSON Schema"),
+        (
+            {"properties": {"x": {"$ref": "http://169.254.169.254/latest"}}},
+            "spec.parameters.properties.x.$ref",
+            "refers out of the schema",
+        ),
+        ({"properties": {"x": {"pattern": "(a+)+$"}}}, "spec.parameters.properties.x.pattern", "regular expressions"),
+        ({"patternProperties": {".*": {}}}, "spec.parameters.patternProperties", "regular expressions"),
+    ],
+)
+def test_schema_that_is_none_or_unsafe_is_refused(schema: dict[str, Any], field: str, words: str) -> None:
+    (cause,) = parameters.schema_causes({"parameters": schema})
+    assert cause.field == field and words in cause.message
+
+
+def test_schema_with_a_parameter_named_pattern_and_a_reference_inside_itself_is_fine() -> None:
+    schema = {"$defs": {"n": {"type": "integer"}}, "properties": {"pattern": {"$ref": "#/$defs/n"}}}
+    assert parameters.schema_causes({"parameters": schema}) == []
+    (cause,) = parameters.check({"parameters": schema}, {"pattern": "x"})
+    assert cause.field == "spec.parameters.pattern"
+
+
+def test_runtime_whose_defaults_break_its_schema_is_refused() -> None:
+    faults = parameters.schema_causes(RUNTIME | {"defaults": {"parameters": {"steps": "many"}}})
+    assert [cause.field for cause in faults] == ["spec.defaults.parameters.steps"]
+
+
+def test_check_never_fetches_a_remote_reference() -> None:
+    schema = {"properties": {"x": {"$ref": "http://127.0.0.1:9/schema"}}}
+    (cause,) = parameters.check({"parameters": schema}, {"x": 1})
+    assert cause.field == "spec.runtime"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodus.core.kinds import TRAINING_RUNTIME
+from nodus.core.kinds.decode import encode
 from nodus.core.kinds.training import TrainingRuntimeSpec
+from nodus.server.compute.local import images
 from nodus.server.kinds.base import Admission, Draft
+from nodus.server.training import parameters
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.services import Services
-
-MANAGED_PREFIX = "nodus/"
 
 
 class TrainingRuntimeAdmission(Admission[TrainingRuntimeSpec]):
@@ -21,16 +22,10 @@ class TrainingRuntimeAdmission(Admission[TrainingRuntimeSpec]):
 
     def admit(self, conn: Connection, services: Services, draft: Draft, spec: TrainingRuntimeSpec) -> None:
         """Note what is wrong with schema, defaults or image."""
-        from jsonschema import Draft202012Validator  # late: 40 ms, and only needed here
-        from jsonschema.exceptions import SchemaError
-
-        try:
-            Draft202012Validator.check_schema(spec.parameters)
-        except SchemaError as error:
-            where = "".join(f".{part}" for part in error.absolute_path)
-            draft.reject(f"spec.parameters{where}", f"is not JSON Schema: {error.message[:200]}")
-        if not spec.image.startswith(MANAGED_PREFIX):
-            draft.reject("spec.image", f"{spec.image!r}: only managed images ({MANAGED_PREFIX}...) can be run yet")
+        draft.causes.extend(parameters.schema_causes(encode(spec)))
+        if not images.is_managed(spec.image):
+            known = ", ".join(images.MANAGED)
+            draft.reject("spec.image", f"{spec.image!r}: only managed images can be run yet ({known})")
         if draft.creating:
             draft.status = {"phase": "Ready", "managed": draft.project == "nodus"}
 

@@ -101,6 +101,33 @@ def lookup(values: Mapping[str, Any], path: str) -> Any:
     return current
 
 
+def schema_causes(runtime_spec: Mapping[str, Any]) -> list[Cause]:
+    """Every fault of a runtime's own `spec.parameters`: no JSON Schema, or one that a server can't safely apply.
+
+    References out of the schema are refused, since following one would make the server fetch what a user names, and
+    regular expressions, since one that backtracks would hold the server up. Defaults must satisfy the schema.
+
+    Args:
+        runtime_spec: spec of the TrainingRuntime.
+    """
+    from jsonschema import Draft202012Validator  # late: 60 ms that a start need not wait for
+    from jsonschema.exceptions import SchemaError
+
+    schema = runtime_spec.get("parameters")
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        where = "".join(f".{part}" for part in error.absolute_path)
+        return [Cause(f"{PARAMETERS_PATH}{where}", "FieldValueInvalid", f"is not JSON Schema: {error.message[:200]}")]
+    unsafe = list(_unsafe(schema, PARAMETERS_PATH))
+    if unsafe:
+        return unsafe
+    declared = (runtime_spec.get("defaults") or {}).get("parameters")
+    faults = check(runtime_spec, declared)
+    prefix = "spec.defaults.parameters"
+    return [Cause(c.field.replace(PARAMETERS_PATH, prefix, 1), c.reason, c.message) for c in faults]
+
+
 def check(runtime_spec: Mapping[str, Any], given: Any) -> list[Cause]:
     """Every fault of `spec.parameters` against the runtime's schema, ordered by path; empty when it is valid.
 
@@ -118,11 +145,17 @@ def check(runtime_spec: Mapping[str, Any], given: Any) -> list[Cause]:
     if faults:  # a schema's bounds let NaN through, and comparing with it says nothing
         return sorted(faults.values(), key=lambda cause: cause.field)
     from jsonschema import Draft202012Validator  # late: 60 ms that a start need not wait for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
     names = [path for path, _ in leaves(schema)]
-    for error in Draft202012Validator(schema).iter_errors(given):
-        for cause in _causes(error, names):
-            faults.setdefault((cause.field, cause.message), cause)
+    try:
+        # An empty registry resolves nothing from outside: jsonschema's own default would fetch a remote reference.
+        for error in Draft202012Validator(schema, registry=Registry()).iter_errors(given):
+            for cause in _causes(error, names):
+                faults.setdefault((cause.field, cause.message), cause)
+    except Unresolvable as error:
+        return [Cause("spec.runtime", "FieldValueInvalid", f"its parameter schema refers to {error.ref!r}, unknown")]
     return sorted(faults.values(), key=lambda cause: (cause.field, cause.message))
 
 
@@ -150,6 +183,22 @@ def suggestion(unknown: str, names: list[str]) -> str | None:
     tails = {_fold(name.rsplit(".", 1)[-1]): name for name in names}
     near = difflib.get_close_matches(_fold(last), list(tails), n=1, cutoff=0.8)
     return tails[near[0]] if near else None
+
+
+def _unsafe(schema: Any, path: str) -> Iterator[Cause]:
+    if isinstance(schema, list):
+        for index, item in enumerate(schema):
+            yield from _unsafe(item, f"{path}[{index}]")
+    if not isinstance(schema, Mapping):
+        return
+    for name, value in schema.items():
+        where = f"{path}.{name}"
+        if name in ("$ref", "$dynamicRef") and isinstance(value, str) and not value.startswith("#"):
+            yield Cause(where, "FieldValueNotSupported", f"refers out of the schema ({value!r}); write it out instead")
+        elif name in ("pattern", "patternProperties") and not path.endswith(".properties"):
+            yield Cause(where, "FieldValueNotSupported", "regular expressions are not supported; use enum or bounds")
+        elif name not in ("default", "enum", "const", "examples"):
+            yield from _unsafe(value, where)
 
 
 def _causes(error: ValidationError, names: list[str]) -> Iterator[Cause]:

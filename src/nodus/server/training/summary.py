@@ -133,8 +133,8 @@ def comparison(
 
     Returns:
         `comparable`, `measurable` (at least one task's worth of change), `reason`, `note`, `tasks` (scored on both
-        sides), `unscored`, and, where there are such tasks, `gained`, `lost`, `changePP`, `resolutionPP`, `intervalPP`, `boundsPP`
-        and `pValue`.
+        sides), `unscored`, and, where there are such tasks, `gained`, `lost`, `changePP`, `resolutionPP`,
+        `intervalPP`, `boundsPP` and `pValue`.
     """
     before, after = baseline.passes(), evaluation.passes()
     pairs = sorted(before.keys() & after.keys())
