@@ -97,6 +97,28 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
             {"spec.parameters.generationBatchSize": "not a multiple of numGenerations 8"},
         ),
         (
+            {"environment": {"name": "nodus/arithmetic@2.0.0", "trainTasks": 1}, "parameters": {"batchSize": 2}},
+            {"spec.environment.trainTasks": "1 tasks are fewer than the 2 of one generation batch"},
+        ),
+        (
+            {
+                "parameters": {
+                    "steps": 0,
+                    "maxTurns": 6,
+                    "maxLength": 64,
+                    "sampling": {"temperature": 0},
+                    "lora": {"targetModules": 7},
+                }
+            },
+            {
+                "spec.parameters.steps": "0 steps train nothing",
+                "spec.parameters.maxTurns": "not available yet",
+                "spec.parameters.maxLength": "leaves no room for a prompt",
+                "spec.parameters.sampling.temperature": "no contrast",
+                "spec.parameters.lora.targetModules": "neither a list of module names nor all-linear",
+            },
+        ),
+        (
             {"parameters": {"method": "QLoRA", "precision": "fp16", "attention": "flash_attention_2"}},
             {
                 "spec.parameters.method": "QLoRA needs a GPU",

@@ -254,9 +254,14 @@ def _check_against_runtime(conn: Connection, plan: Plan, inputs: Inputs, runtime
     if faults:
         return
     merged = parameters.merge(runtime.spec, spec.get("parameters"))
-    if spec.get("mode", "Train") == "Train":
-        plan.causes.extend(rules.batch_causes(merged, max(1, plan.chosen.gpus)))
     plan.causes.extend(rules.device_causes(merged, plan.chosen.gpus))
+    plan.causes.extend(rules.length_causes(merged))
+    if spec.get("mode", "Train") != "Train":
+        return
+    devices = max(1, plan.chosen.gpus)
+    plan.causes.extend(rules.training_causes(merged))
+    batches = list(rules.batch_causes(merged, devices))
+    plan.causes.extend(batches or rules.prompt_causes(merged, devices, compiler.train_tasks(spec, plan.environment)))
 
 
 def _family(spelling: str) -> str:

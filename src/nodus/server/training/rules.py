@@ -65,6 +65,60 @@ def device_causes(parameters: Mapping[str, Any], gpus: int) -> Iterator[Cause]:
             )
 
 
+def length_causes(parameters: Mapping[str, Any]) -> Iterator[Cause]:
+    """Lengths that leave no room for a prompt, and episodes of several turns, which no trainer here plays yet."""
+    turns = parameters.get("maxTurns")
+    if isinstance(turns, int) and turns > 1:
+        yield Cause(
+            f"{PARAMETERS_PATH}.maxTurns",
+            "FieldValueNotSupported",
+            f"{turns} turns need a multi-turn Environment, which is not available yet; use 1 or leave it out",
+        )
+    longest, reply = parameters.get("maxLength"), parameters.get("maxCompletionLength")
+    if isinstance(longest, int) and isinstance(reply, int):
+        reply = min(reply, parameters.get("maxEpisodeTokens") or reply)
+        if longest <= reply:
+            yield Cause(
+                f"{PARAMETERS_PATH}.maxLength",
+                "FieldValueInvalid",
+                f"{longest} leaves no room for a prompt beside {reply} completion tokens; raise it",
+            )
+
+
+def training_causes(parameters: Mapping[str, Any]) -> Iterator[Cause]:
+    """Settings of a group-relative run from which nothing could be learned."""
+    if "numGenerations" not in parameters:
+        return
+    if parameters.get("steps") == 0:
+        words = "0 steps train nothing; use -1 for epochs, or at least 1"
+        yield Cause(f"{PARAMETERS_PATH}.steps", "FieldValueInvalid", words)
+    if lookup(parameters, "sampling.temperature") == 0:
+        words = "0 samples the same completion every time, which gives a group no contrast; use more than 0"
+        yield Cause(f"{PARAMETERS_PATH}.sampling.temperature", "FieldValueInvalid", words)
+    modules = lookup(parameters, "lora.targetModules")
+    named = isinstance(modules, list) and modules and all(isinstance(name, str) and name for name in modules)
+    if modules is not None and not named and not (isinstance(modules, str) and modules):
+        words = f"{modules!r} is neither a list of module names nor all-linear"
+        yield Cause(f"{PARAMETERS_PATH}.lora.targetModules", "FieldValueInvalid", words)
+
+
+def prompt_causes(parameters: Mapping[str, Any], devices: int, train_tasks: int) -> Iterator[Cause]:
+    """Fewer training tasks than one generation batch takes."""
+    group = parameters.get("numGenerations")
+    if not isinstance(group, int):
+        return
+    total = parameters.get("generationBatchSize")
+    if total is None:
+        total = int(parameters.get("batchSize", 1)) * int(parameters.get("gradientAccumulation", 1)) * devices
+    if train_tasks < total // group:
+        yield Cause(
+            "spec.environment.trainTasks",
+            "FieldValueInvalid",
+            f"{train_tasks} tasks are fewer than the {total // group} of one generation batch "
+            f"({total} completions in groups of {group})",
+        )
+
+
 def node_causes(spec: Mapping[str, Any], runtime: str, task: str) -> Iterator[Cause]:
     """More than one node on a runtime that trains on one."""
     if task != "GRPO":
