@@ -131,6 +131,24 @@ def test_login_with_token_writes_a_context_of_its_own(machine: Machine, tmp_path
     assert "Unauthorized" in other.run("whoami", NODUS_API_KEY="nodus_wrong").stderr
 
 
+def test_up_adds_a_context_and_overwrites_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    config = tmp_path / ".nodus" / "config"
+    config.parent.mkdir()
+    config.write_text(
+        "current-context: work\ncontexts: [{name: work, context: {cluster: c}}]\n"
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]\n"
+    )
+    try:
+        assert "another context is the current one" in machine.ok("up", "--detach", "--port", "0")
+        assert "can't be reached" in machine.fails("get", "tj")
+        assert "Organization: " in machine.ok("--context", "nodus", "whoami")
+        assert "Organization: " in machine.ok("whoami", "--context", "nodus")
+        assert [item["name"] for item in yaml.safe_load(config.read_text())["contexts"]] == ["work", "nodus"]
+    finally:
+        machine.ok("down")
+
+
 # Objects
 def test_apply_creates_then_nothing_then_changes(machine: Machine, manifest: Manifest) -> None:
     path = manifest("a-apply", "sleep 300", maxCostUSD="1.00")

@@ -5,8 +5,10 @@ It is called twice, as the grader will call it: with one task's answer for a com
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,16 +64,19 @@ finish(stage="passed")
 """
 
 
-def try_reward(packaged: PackagedReward, answer: Any, files: Mapping[str, bytes]) -> None:
+def try_reward(
+    packaged: PackagedReward, answer: Any, files: Mapping[str, bytes], *, timeout_s: float = TIMEOUT_S
+) -> None:
     """Call the reward as the grader will, with an answer for a completion and with an empty one.
 
     Args:
         packaged: The reward.
         answer: One task's answer.
         files: The bundle's files by name, vendored packages included.
+        timeout_s: Seconds for both calls together.
 
     Raises:
-        RewardError: When it can't be imported, raises, takes over a minute or returns something other than a
+        RewardError: When it can't be imported, raises, takes too long or returns something other than a
             finite number, a bool or None; with the line in the user's file.
     """
     completion = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
@@ -79,7 +84,7 @@ def try_reward(packaged: PackagedReward, answer: Any, files: Mapping[str, bytes]
         {"stage": "answer", "completion": completion, "answer": answer},
         {"stage": "empty", "completion": "", "answer": answer},
     ]
-    found = _run(packaged, {"name": packaged.name, "cases": cases}, files)
+    found = _run(packaged, {"name": packaged.name, "cases": cases}, files, timeout_s)
     if found["stage"] == "passed":
         return
     where = packaged.origin(found.get("line"))
@@ -104,7 +109,9 @@ def try_reward(packaged: PackagedReward, answer: Any, files: Mapping[str, bytes]
     raise RewardError(f"{where}: {call} raised {found['type']}: {found['message']}", fix=fix)
 
 
-def _run(packaged: PackagedReward, asked: dict[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+def _run(
+    packaged: PackagedReward, asked: dict[str, Any], files: Mapping[str, bytes], timeout_s: float
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nodus-reward-") as folder:
         root = Path(folder, "bundle")
         for name, content in files.items():
@@ -130,14 +137,14 @@ def _run(packaged: PackagedReward, asked: dict[str, Any], files: Mapping[str, by
             os.close(write_fd)
         with os.fdopen(read_fd, "rb") as answers:
             try:
-                process.communicate(json.dumps(asked).encode(), timeout=TIMEOUT_S)
+                process.communicate(json.dumps(asked).encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired as error:
-                os.killpg(process.pid, 9)
-                process.wait()
                 raise RewardError(
-                    f"{packaged.name}() did not return within {TIMEOUT_S:g} s on an answer and an empty reply",
+                    f"{packaged.name}() did not return within {timeout_s:g} s on an answer and an empty reply",
                     fix="A reward is called for every reply; make it quick.",
                 ) from error
+            finally:
+                _end(process)
             line = answers.read()
     if not line:
         raise RewardError(
@@ -146,6 +153,16 @@ def _run(packaged: PackagedReward, asked: dict[str, Any], files: Mapping[str, by
         )
     found: dict[str, Any] = json.loads(line)
     return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and whatever it started: a child that lives on would hold the answer's pipe open."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 def _import_fix(found: dict[str, Any]) -> str:

@@ -16,6 +16,8 @@ import pytest
 
 from nodus.errors import RewardError, TasksError
 from nodus.recipes.bundle import LIMIT_BYTES, check_requirements, make_bundle
+from nodus.recipes.bundling import package_reward
+from nodus.recipes.local_check import try_reward
 from nodus.recipes.tasks import Task
 
 TRAIN: list[Task] = [{"prompt": f"p{n}", "answer": str(n)} for n in range(4)]
@@ -194,6 +196,23 @@ def test_pip_wants_exact_versions(requirement: str) -> None:
 def test_pip_wants_a_list() -> None:
     with pytest.raises(RewardError, match="pip is the text"):
         check_requirements("rapidfuzz==3.0.0")
+
+
+def test_reward_that_hangs_is_ended(reward_of: RewardOf) -> None:
+    packaged = package_reward(reward_of("def reward(completion, answer):\n    while True:\n        pass\n"))
+    with pytest.raises(RewardError, match=r"did not return within 0\.5 s") as raised:
+        try_reward(packaged, "1", {"nodus_reward.py": packaged.text.encode()}, timeout_s=0.5)
+    assert "make it quick" in str(raised.value.fix)
+
+
+def test_process_that_a_reward_leaves_behind_is_ended(reward_of: RewardOf) -> None:
+    text = """
+        import subprocess
+        def reward(completion, answer):
+            subprocess.Popen(["sleep", "600"], close_fds=False)
+            return 1.0
+    """
+    assert make_bundle(reward_of(text), TRAIN, TEST).train == 4
 
 
 # Packages that go along
