@@ -57,6 +57,7 @@ def start(seed: int, steps: int) -> TrainingJob:
         train_tasks=160,
         held_out_tasks=128,
         evaluation_batch_size=32,
+        gradient_checkpointing=False,
         logging_steps=1,
         save_steps=10,
         seed=seed,

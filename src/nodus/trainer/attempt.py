@@ -24,6 +24,8 @@ Phase = Literal["Baseline", "Training", "Evaluation"]
 
 MAX_COMPLETIONS = 4096
 """Most completions of one gradings request."""
+MAX_BODY_BYTES = 4 << 20
+"""Most bytes of completions in one gradings request; the socket takes 8 MiB."""
 VERDICTS = {"Correct": "Passed", "Incorrect": "Failed", "InvalidOutput": "Failed", "InfrastructureFailure": "Error"}
 """Every verdict and the outcome that goes with it."""
 
@@ -219,8 +221,17 @@ def _verdict(row: Any, sample: Sample) -> Verdict:
 
 
 def _chunks(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
-    for start in range(0, len(samples), MAX_COMPLETIONS):
-        yield samples[start : start + MAX_COMPLETIONS]
+    chunk: list[Sample] = []
+    size_bytes = 0
+    for sample in samples:
+        row_bytes = len(json.dumps(sample.completion)) + len(sample.task_id) + 60
+        if chunk and (len(chunk) == MAX_COMPLETIONS or size_bytes + row_bytes > MAX_BODY_BYTES):
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(sample)
+        size_bytes += row_bytes
+    if chunk:
+        yield chunk
 
 
 def _finite(value: Any) -> Any:

@@ -49,6 +49,13 @@ def test_grade_sends_large_batches_in_several_requests(client, server):
     assert [verb for verb, _ in server.requests] == ["gradings", "gradings"]
 
 
+def test_grade_keeps_requests_below_what_the_socket_takes(client, server):
+    server.grade = lambda task, text: 1.0
+    verdicts = client.grade("Training", 1, [Sample("t1", i, "\u00e9" * 500_000) for i in range(3)])
+    assert [v.sample for v in verdicts] == [0, 1, 2]
+    assert len(server.requests) == 3
+
+
 def test_lost_answer_is_asked_again_with_the_same_key_and_graded_once(client, server):
     graded = []
     server.grade = lambda task, text: graded.append(text) or 1.0
