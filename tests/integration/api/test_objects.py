@@ -292,3 +292,14 @@ async def test_dry_run_says_what_keeps_a_job_from_starting(api: Api) -> None:
     assert "4000 CPUs" in reason["message"]
     assert blocked["topology"] == {"nodes": 1, "gpusPerNode": 8}
     assert (await estimate(placement={"profile": "Cost"}))["warnings"][0]["code"] == "PlacementIgnored"
+
+
+async def test_volume_that_a_job_uses_is_not_deleted(api: Api, put: Callable[..., Object]) -> None:
+    volume = f"{V1}/namespaces/default/volumes/data"
+    put("Volume", "data")
+    spec = {"command": ["true"], "volumes": [{"volume": "data", "mountPath": "/data"}]}
+    put("Job", "reader", spec, status={"phase": "Running"})
+    status = await api.fails(409, "Conflict", "DELETE", volume)
+    assert "nodus cancel job/reader" in status["fix"]
+    await api.ok("DELETE", f"{JOBS}/reader")
+    await api.ok("DELETE", volume)

@@ -131,7 +131,10 @@ class VolumeController(BaseController):
             return {**source, "huggingface": {**hub, "revision": known}}
         try:
             commit = await self._models.newest_commit(
-                HubModel(hub["repo"]), await self._token(obj, source), kind=hub.get("type", "model")
+                HubModel(hub["repo"]),
+                await self._token(obj, source),
+                kind=hub.get("type", "model"),
+                revision=hub.get("revision"),
             )
         except NodusError as error:
             value = {"reason": error.reason, "fix": error.fix or "", "transient": error.retryable}

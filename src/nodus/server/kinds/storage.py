@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nodus.core.clock import rfc3339
-from nodus.core.errors import Cause
-from nodus.core.kinds import SECRET, VOLUME
+from nodus.core.errors import Cause, Conflict
+from nodus.core.kinds import JOB, SECRET, VOLUME
 from nodus.core.kinds.storage import SecretSpec, VolumeSpec
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.store import objects, secret_values
@@ -116,6 +116,17 @@ class VolumeAdmission(Admission[VolumeSpec]):
             draft.reject(f"spec.source.{name}", "is not built yet; upload the files with `nodus volume put`")
         if draft.creating:
             draft.status = {"phase": "Pending" if given else "Ready", "revision": 0}
+
+    def deleting(self, conn: Connection, services: Services, obj: Object) -> None:
+        """Keep what a Job is using: its next attempt would find nothing to mount."""
+        for job in objects.list_(conn, JOB, obj.project).items:
+            mounted = {mount.get("volume") for mount in job.spec.get("volumes") or ()}
+            if obj.name in mounted and not JOB.is_terminal(job.status.get("phase")) and job.deleted_at is None:
+                raise Conflict(
+                    f"Volume {obj.name!r} is used by Job {job.name!r}, which is {job.status.get('phase')}",
+                    fix=f"Wait for it, or `nodus cancel job/{job.name}` first.",
+                    details={"holder": {"kind": "Job", "name": job.name}},
+                )
 
 
 ADMISSIONS = (SecretAdmission(SECRET), VolumeAdmission(VOLUME))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.errors import NodusError
+from nodus.core.errors import NodusError, Unavailable
 from nodus.core.kinds import JOB, TRAINING_JOB
 from nodus.core.kinds.decode import encode
 from nodus.core.kinds.training import TrainingJobSpec
@@ -113,6 +113,8 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
                 draft.resolved["environment_digest"] = await services.training.digest_of(found)
             if isinstance(wanted, dict) and wanted:
                 draft.resolved["splits"] = await services.training.count_tasks(found, seed, wanted)
+        except Unavailable:
+            raise
         except NodusError as error:
             draft.reject("spec.environment.name", error.message)
 

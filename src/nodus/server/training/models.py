@@ -33,6 +33,7 @@ PIN_LIFETIME_S = 60.0
 CPU_DEFAULT_MODEL = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 GPU_DEFAULT_MODEL = "hf://Qwen/Qwen3-0.6B"
 _SLUG_LENGTH = 36
+_HUB_ENVIRONMENT = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +141,16 @@ class ModelService:
             self._pins[key] = known
         return Pin(known[1], ref.repo)
 
-    async def newest_commit(self, ref: HubModel, token: str | None = None, *, kind: str = "model") -> str:
-        """Ask the hub for the newest commit of a repository's main branch.
+    async def newest_commit(
+        self, ref: HubModel, token: str | None = None, *, kind: str = "model", revision: str | None = None
+    ) -> str:
+        """Ask the hub for the newest commit of a repository.
 
         Args:
             ref: the repository.
             token: the hub's token, for gated ones.
             kind: `model` or `dataset`.
+            revision: a branch or tag; the main branch when None.
 
         Raises:
             NotFound: the hub has no such repository.
@@ -154,7 +158,7 @@ class ModelService:
             Unavailable: it doesn't answer within `LOOKUP_TIMEOUT_S`.
         """
         loop = asyncio.get_running_loop()
-        looking = loop.run_in_executor(self._pool, _look_up, self._endpoint, ref.repo, token, kind)
+        looking = loop.run_in_executor(self._pool, _look_up, self._endpoint, ref.repo, token, kind, revision)
         try:
             return await asyncio.wait_for(looking, LOOKUP_TIMEOUT_S)
         except TimeoutError:
@@ -242,12 +246,12 @@ class ModelService:
         return ImportState(bytes_done=min(done, total), bytes_total=total, files=int(plan["files"]))
 
 
-def _look_up(endpoint: str | None, repo: str, token: str | None, kind: str) -> str:
+def _look_up(endpoint: str | None, repo: str, token: str | None, kind: str, revision: str | None) -> str:
     from huggingface_hub import HfApi
 
     try:
         api = HfApi(endpoint=endpoint, token=token or False)
-        info = api.repo_info(repo, repo_type=kind, timeout=LOOKUP_TIMEOUT_S)
+        info = api.repo_info(repo, revision=revision, repo_type=kind, timeout=LOOKUP_TIMEOUT_S)
     except Exception as error:
         raise importer.explain(error, f"hf://{repo}") from error
     return str(info.sha)
@@ -297,7 +301,7 @@ async def _run(request: bytes, work: Path) -> dict[str, Any]:
             stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=environment | {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+            env=environment | _HUB_ENVIRONMENT | {"HF_HOME": str(work / ".hub")},
         )
         try:
             await process.communicate(request)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.errors import Cause, GraderFailed, Invalid
+from nodus.core.errors import Cause, GraderFailed, Invalid, Unavailable
 from nodus.server.grading.verdicts import OUTCOMES, Completion, Verdict
 from nodus.server.store import taskevents
 from nodus.server.store.taskevents import SampleKey, VerdictRow, another_completion, completion_digest
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CHUNK = 128
 KEPT_COMPLETION_CHARS = 4000
 """Completions graded between two records: what a killed server has to grade again at most."""
+LISTING_TIMEOUT_S = 20.0
+"""How long a create waits for an environment to list its tasks; the listing goes on and the next try finds it."""
 FAILURE_WINDOW = 32
 FAILURE_MINIMUM = 8
 FAILURE_SHARE = 0.5
@@ -122,11 +124,23 @@ class TrainingService:
 
         Raises:
             EnvironmentTasksFailed: the environment can't list its tasks.
+            Unavailable: it takes long; a retry finds what was listed meanwhile.
         """
+        listing = asyncio.ensure_future(self._counts(found, DEFAULT_SEED if seed is None else seed, task_filter))
+        try:
+            return await asyncio.wait_for(asyncio.shield(listing), LISTING_TIMEOUT_S)
+        except TimeoutError:
+            # Its end is nobody's any more: take the result, so that a failure is not reported as unhandled.
+            listing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            raise Unavailable(
+                f"{found.ref} is still listing its tasks", fix="Try again in a moment.", retry_after_s=5.0
+            ) from None
+
+    async def _counts(self, found: FoundEnvironment, seed: int, task_filter: Mapping[str, Any]) -> dict[str, int]:
         environment = await self._grading.resolve(found.object.name, found.spec)
         counts = {}
         for split in ("train", "test"):
-            manifest = await self._grading.tasks(environment, split, DEFAULT_SEED if seed is None else seed)
+            manifest = await self._grading.tasks(environment, split, seed)
             counts[split] = sum(1 for task in manifest.tasks if matches(task.metadata, task_filter))
         return counts
 
