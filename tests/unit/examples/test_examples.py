@@ -91,7 +91,8 @@ def test_own_reward_example_can_be_sent(device: str) -> None:
     train, test = split_tasks(check_tasks(tasks), None)
     assert len(test) >= 16 and len(train) >= 34
     assert "tasks_for" not in package_reward(rl.reward).text
-    assert set(rl.settings(device)) <= {"steps", "groups_per_step", "max_tokens", "learning_rate", "lora"}
+    # Whatever the recipe doesn't name itself becomes a parameter of the runtime.
+    assert rl.settings(device)["steps"] >= 16
 
 
 def test_own_reward_example_scores_as_it_says() -> None:
