@@ -115,6 +115,15 @@ def test_comparison_leaves_errors_out_and_bounds_what_they_could_have_changed() 
     assert "2 tasks could not be scored" in str(result["note"])
 
 
+def test_halves_round_away_from_zero_and_nothing_is_minus_zero() -> None:
+    rows = phase("Baseline", 9, 7) + phase("Evaluation", 8, 8)
+    result = summarise(rows, 16)["comparison"]
+    assert isinstance(result, dict)
+    assert (result["resolutionPP"], result["changePP"]) == ("6.3", "-6.3")
+    same = summarise(phase("Baseline", 8, 8) + phase("Evaluation", 8, 8), 16)["comparison"]
+    assert isinstance(same, dict) and same["changePP"] == "0.0"
+
+
 def test_error_is_in_no_rate() -> None:
     only = summary.phase_summary(summary.phase_result(phase("Baseline", 3, 1, errors=4), "Baseline", 8))
     assert (only["passRate"], only["meanReward"], only["errors"]) == ("0.7500", "0.7500", 4)

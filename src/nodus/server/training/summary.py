@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 PASSED, FAILED, ERROR = "Passed", "Failed", "Error"
@@ -292,5 +293,5 @@ def _comparable_note(result: Mapping[str, Any]) -> str:
 
 
 def _decimal(value: float, places: int) -> str:
-    text = f"{value:.{places}f}"
-    return text.lstrip("-") if float(text) == 0 else text
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
+    return str(abs(rounded) if rounded == 0 else rounded)
