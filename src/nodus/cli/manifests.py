@@ -1,8 +1,13 @@
-"""Reads manifests: files, directories or standard input; YAML or JSON; one or more documents each."""
+"""Reads manifests: files, directories or standard input; YAML or JSON; one or more documents each.
+
+Only what JSON can hold comes back: a manifest that YAML or Python would read more generously than the server (a key
+that stands twice, a key that is no text, an alias that unfolds to gigabytes) is refused here, with its place.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +18,9 @@ import click
 from nodus.client.resources import JsonObject
 
 SUFFIXES = (".yaml", ".yml", ".json")
+MAX_DEPTH = 100
+MAX_VALUES = 1_000_000
+"""Of one document, aliases unfolded; the server takes a megabyte of JSON."""
 
 
 def read_manifests(files: Sequence[str], *, recursive: bool = False) -> list[JsonObject]:
@@ -37,50 +45,111 @@ def read_manifests(files: Sequence[str], *, recursive: bool = False) -> list[Jso
 
 
 def _texts(file: str, recursive: bool) -> Iterator[tuple[str, str]]:
-    if file == "-":
-        yield "standard input", sys.stdin.read()
-        return
-    path = Path(file)
+    source = "standard input" if file == "-" else file
     try:
+        if file == "-":
+            yield source, sys.stdin.buffer.read().decode("utf-8-sig")
+            return
+        path = Path(file)
+        entries = [path]
         if path.is_dir():
             found = path.rglob("*") if recursive else path.iterdir()
-            for entry in sorted(entry for entry in found if entry.suffix in SUFFIXES and entry.is_file()):
-                yield str(entry), entry.read_text(encoding="utf-8")
-        else:
-            yield file, path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+            entries = sorted(entry for entry in found if entry.suffix in SUFFIXES and entry.is_file())
+        for entry in entries:
+            source = str(entry)
+            yield source, entry.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise click.UsageError(f"{file} can't be read: {reason}.") from error
+        raise click.UsageError(f"{source} can't be read: {reason}.") from error
 
 
 def _parse(source: str, text: str) -> list[Any]:
-    if source.endswith(".json"):
-        try:
-            return [json.loads(text)]
-        except ValueError as error:
-            raise click.UsageError(f"{source} is not valid JSON: {error}.") from error
+    try:
+        documents = _parse_json(source, text) if source.endswith(".json") else _parse_yaml(source, text)
+    except RecursionError as error:
+        raise click.UsageError(f"{source} is nested too deeply.") from error
+    for document in documents:
+        _check_values(source, document)
+    return documents
+
+
+def _parse_json(source: str, text: str) -> list[Any]:
+    try:
+        return [json.loads(text, object_pairs_hook=_object)]
+    except ValueError as error:
+        raise click.UsageError(f"{source} is not valid JSON: {error}.") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+        found[key] = value
+    return found
+
+
+def _parse_yaml(source: str, text: str) -> list[Any]:
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Leaves dates and times as the text they are: the wire has no date type."""
+    from nodus.cli.yaml_loader import Loader
 
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
     try:
         return list(yaml.load_all(text, Loader=Loader))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or date that is none
         raise click.UsageError(f"{source} is not valid YAML: {error}") from error
+
+
+def _check_values(source: str, document: Any) -> None:
+    """Refuse what JSON can't hold, and what aliases make endless, without unfolding them."""
+    pending: list[tuple[Any, tuple[str, ...]]] = [(document, ())]
+    seen = 0
+    while pending:
+        value, path = pending.pop()
+        seen += 1
+        if seen > MAX_VALUES or len(path) > MAX_DEPTH:
+            what = "nested too deeply" if len(path) > MAX_DEPTH else "too large when its aliases are unfolded"
+            raise click.UsageError(f"{source} is {what}.")
+        if isinstance(value, dict):
+            for key, child in value.items():
+                if not isinstance(key, str):
+                    where = ".".join(path) or "the document"
+                    raise click.UsageError(f"{source}: the key {key!r} in {where} is no text; put it in quotes.")
+                pending.append((child, (*path, key)))
+        elif isinstance(value, list):
+            pending.extend((child, (*path, str(number))) for number, child in enumerate(value))
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise click.UsageError(f"{source}: {'.'.join(path)} is {value}; JSON has no such number.")
+        elif not (value is None or isinstance(value, str | bool | int | float)):
+            raise click.UsageError(f"{source}: {'.'.join(path)} is a {type(value).__name__}; JSON has no such value.")
 
 
 def _objects(source: str, documents: list[Any]) -> Iterator[JsonObject]:
     for number, document in enumerate(documents, start=1):
         if document is None:
             continue
+        where = f"document {number} of {source}"
         if not isinstance(document, dict) or not document.get("kind") or not document.get("apiVersion"):
-            raise click.UsageError(f"document {number} of {source} has no apiVersion and kind.")
-        if str(document["kind"]).endswith("List") and isinstance(document.get("items"), list):
+            raise click.UsageError(f"{where} has no apiVersion and kind.")
+        for key in ("apiVersion", "kind"):
+            if not isinstance(document[key], str):
+                raise click.UsageError(f"{where}: {key} is {document[key]!r}; text is expected.")
+        if document["kind"].endswith("List") and isinstance(document.get("items"), list):
             yield from _objects(source, document["items"])
         else:
+            _check_metadata(where, document.get("metadata"))
             yield document
+
+
+def _check_metadata(where: str, metadata: Any) -> None:
+    """Check what the client itself reads of an object; the rest is the server's to judge."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict):
+        raise click.UsageError(f"{where}: metadata is {metadata!r}; an object is expected.")
+    for key in ("name", "generateName", "namespace"):
+        if not isinstance(metadata.get(key), str | None):
+            raise click.UsageError(f"{where}: metadata.{key} is {metadata[key]!r}; put it in quotes.")
+    for key in ("labels", "annotations"):
+        if not isinstance(metadata.get(key), dict | None):
+            raise click.UsageError(f"{where}: metadata.{key} is {metadata[key]!r}; an object is expected.")
