@@ -87,7 +87,7 @@ def test_quickstart_from_start_to_end(tmp_path: Path) -> None:
 
 def test_own_reward_example_from_start_to_end(tmp_path: Path) -> None:
     out = run_module("nodus.examples.rl", cwd=tmp_path)
-    assert "step     16/16   reward " in out
+    assert "step     30/30   reward " in out
     assert "still wrong: " in out
     assert (tmp_path / "outputs" / "adapter").is_dir()
 

@@ -58,7 +58,7 @@ def turn(word: str, reply: str | None = None) -> list[dict[str, str]]:
 def settings(device: str) -> dict[str, Any]:
     """Return what the run takes on a device: on a CPU small enough for ten minutes."""
     if device == "CPU":
-        small = {"steps": 16, "groups_per_step": 2, "max_tokens": 12, "learning_rate": 5e-4, "lora": 8}
+        small = {"steps": 30, "groups_per_step": 4, "max_tokens": 12, "learning_rate": 3e-4, "lora": 8}
         return {**small, "gradient_checkpointing": False, "evaluation_batch_size": 16, "logging_steps": 1}
     return {"steps": 50}
 
