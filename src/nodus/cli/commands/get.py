@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -12,9 +11,8 @@ from nodus.cli.formats import FORMATS, as_list, check_format, print_object
 from nodus.cli.session import TABLE, Session, connected
 from nodus.cli.tables import TablePrinter
 from nodus.cli.targets import Target, parse_targets
-from nodus.client.http import ConnectionFailed
+from nodus.cli.watching import changes, newest_version
 from nodus.client.resources import JsonObject
-from nodus.core.errors import from_status
 
 OUTPUTS = ("json", "yaml", "name", "wide", "jsonpath")
 
@@ -81,7 +79,7 @@ def command(
     lone = len(targets) == 1 and targets[0].name is not None
     print_object(found[0] if lone else as_list(found), output)
     if watch:
-        for item in _changes(session, targets[0], query, everywhere, _version(found), "application/json"):
+        for item in changes(session, targets[0], query, everywhere, newest_version(found), "application/json"):
             print_object(item, output)
 
 
@@ -96,7 +94,7 @@ def _print_tables(
         table = _list_tables(session, target, query, everywhere, printer)
     if watch:
         version = (table.get("metadata") or {}).get("resourceVersion")
-        for change in _changes(session, target, query, everywhere, version, TABLE):
+        for change in changes(session, target, query, everywhere, version, TABLE):
             _print_lines(printer, change)
 
 
@@ -140,48 +138,6 @@ def _objects(session: Session, target: Target, query: dict[str, Any], everywhere
             fields=query["fieldSelector"],
         )
     )
-
-
-def _changes(
-    session: Session, target: Target, query: dict[str, Any], everywhere: bool, version: str | None, accept: str
-) -> Any:
-    """Yield what the server streams: objects, or one-row Tables; ends when it closes the stream."""
-    from nodus.client.blocking import iterate_blocking
-
-    fields = [query["fieldSelector"], f"metadata.name={target.name}" if target.name else None]
-    asked = query | {
-        "watch": True,
-        "resourceVersion": version,
-        "fieldSelector": ",".join(part for part in fields if part) or None,
-    }
-    path = target.kind.path(None if everywhere else target.project or session.project)
-    while True:
-        try:
-            lines = session.api.lines("GET", path, query=asked, headers={"Accept": accept}, timeout_s=None)
-            for line in iterate_blocking(lines):
-                change = json.loads(line)
-                if change["type"] == "ERROR":
-                    raise from_status(change["object"], int(change["object"].get("code") or 500))
-                asked["resourceVersion"] = _seen(change["object"]) or asked["resourceVersion"]
-                yield change["object"]
-            return
-        except ConnectionFailed:
-            # The server was killed. If it comes back within the client's patience, go on where the stream broke.
-            session.run(session.api.call("GET", "/readyz"))
-
-
-def _seen(change: JsonObject) -> str | None:
-    """Return the resourceVersion of a changed object, or of the object behind a Table's row."""
-    rows = change.get("rows")
-    shown = (rows[0].get("object") or {}) if rows else change
-    version = (shown.get("metadata") or {}).get("resourceVersion")
-    return str(version) if version else None
-
-
-def _version(found: list[JsonObject]) -> str | None:
-    """Return the resourceVersion to watch from: the newest of what was printed."""
-    versions = [str((item.get("metadata") or {}).get("resourceVersion") or "") for item in found]
-    return max((version for version in versions if version), key=lambda text: (len(text), text), default=None)
 
 
 def _from_files(session: Session, files: tuple[str, ...]) -> list[Target]:
