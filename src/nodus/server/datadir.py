@@ -11,10 +11,11 @@ import fcntl
 import json
 import os
 import struct
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from nodus.server.files import replace_file
 
 LOCK_FILE = "server.lock"
 SERVER_FILE = "server.json"
@@ -123,14 +124,9 @@ def write_info(data_dir: Path, info: ServerInfo) -> None:
     Raises:
         OSError: the disk is full or the directory is gone.
     """
-    handle, name = tempfile.mkstemp(dir=data_dir, prefix=SERVER_FILE)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"url": info.url, "pid": info.pid, "startedAt": info.started_at}, file)
-        os.replace(name, data_dir / SERVER_FILE)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = json.dumps({"url": info.url, "pid": info.pid, "startedAt": info.started_at})
+    # Not durable: after a power failure no server runs, and the next one writes its own.
+    replace_file(data_dir / SERVER_FILE, text, durable=False)
 
 
 def _already(data_dir: Path, pid: int | None) -> str:

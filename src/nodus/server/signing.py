@@ -14,11 +14,12 @@ import hmac
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
+
+from nodus.server.files import replace_file
 
 ATTEMPT_PREFIX = "nodusat_"
 _KEY_BYTES = 32
@@ -60,7 +61,8 @@ class Signer:
             raw = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             keys = {1: secrets.token_bytes(_KEY_BYTES)}
-            _write_private(path, json.dumps({"keys": {"1": base64.b64encode(keys[1]).decode()}}))
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_file(path, json.dumps({"keys": {"1": base64.b64encode(keys[1]).decode()}}))
             return cls(keys)
         except OSError as error:
             raise KeyringError(f"cannot read {path}: {error.strerror}") from error
@@ -71,6 +73,10 @@ class Signer:
 
     def _subkey(self, purpose: str, version: int) -> bytes:
         return hmac.new(self._keys[version], f"nodus/{purpose}".encode(), hashlib.sha256).digest()
+
+    def _version(self, shown: str) -> int | None:
+        """The master key that a stranger's text names. Compared as text: reading it as a number may fail."""
+        return next((version for version in self._keys if str(version) == shown), None)
 
     # API keys -------------------------------------------------------------------------------------------------
 
@@ -97,11 +103,12 @@ class Signer:
 
     def verify_attempt_token(self, token: str) -> str | None:
         """The attempt uid that ``token`` proves, or ``None`` when it proves nothing."""
-        version, _, rest = token.removeprefix(ATTEMPT_PREFIX).partition(".")
+        shown, _, rest = token.removeprefix(ATTEMPT_PREFIX).partition(".")
         uid, _, mac = rest.rpartition(".")
-        if not version.isdecimal() or int(version) not in self._keys or not uid:
+        version = self._version(shown)
+        if version is None or not uid:
             return None
-        expected = self._attempt_mac(uid, int(version))
+        expected = self._attempt_mac(uid, version)
         return uid if hmac.compare_digest(expected.encode(), mac.encode()) else None
 
     def _attempt_mac(self, uid: str, version: int) -> str:
@@ -118,10 +125,10 @@ class Signer:
         """The signed parameters, or ``None`` when the signature is wrong or has expired."""
         params = dict(parse_qsl(query, keep_blank_values=True))
         given = params.pop("signature", "")
-        version = params.get("key", "")
-        if not version.isdecimal() or int(version) not in self._keys:
+        version = self._version(params.get("key", ""))
+        if version is None:
             return None
-        expected = self._url_mac(method, path, params, int(version))
+        expected = self._url_mac(method, path, params, version)
         if not hmac.compare_digest(expected.encode(), given.encode()):
             return None
         return params if now_s < int(params["expires"]) else None
@@ -155,17 +162,3 @@ class Signer:
             return AESGCM(self._subkey("secret", int(version))).decrypt(data[:12], data[12:], context.encode())
         except (InvalidTag, ValueError, KeyError) as error:
             raise KeyringError("a stored secret cannot be opened with this server's key file") from error
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from nodus.server.compute.local.mounts import (
     system_mounts,
 )
 from nodus.server.compute.local.sandbox import MIB, Mode, SandboxProcess, SandboxSpec, launch
+from nodus.server.files import readable
 from nodus.server.grading.environments import ResolvedEnvironment
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ def _collect(runner: Runner, timeout_s: float, limit_bytes: int) -> list[dict[st
     data = bytearray()
     try:
         runner.close_stdin()
-        while select.select([runner.results], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        while readable(deadline - time.monotonic(), runner.results):
             chunk = os.read(runner.results, 1 << 20)
             if not chunk:
                 return _lines(bytes(data), runner.process.wait(timeout_s), runner.process, runner.log)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodus.server.compute.local.sandbox import SandboxError
+from nodus.server.files import readable
 from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.runner import Launcher, Runner
 from nodus.server.grading.verdicts import Completion, Evidence
@@ -98,6 +99,7 @@ class Grader:
         self._head_since = 0.0
         self._oom_seen = 0
         self._runner: Runner | None = None
+        self._interrupted = False
         self.served = 0
 
     @property
@@ -116,6 +118,8 @@ class Grader:
             self._runner = self._launcher.call_sync(lambda: self._launcher.start(self._environment, command))
         except (SandboxError, OSError, RuntimeError) as error:
             raise StartFailed(str(error), Evidence(["bwrap"], "none", 0.0)) from None
+        if self._interrupted:
+            self.interrupt()  # it came before there was a process to end
         for descriptor in (self._runner.results, self._runner.stdin):
             os.set_blocking(descriptor, False)
         begun = time.monotonic()
@@ -129,7 +133,8 @@ class Grader:
         raise StartFailed(f"the grader did not start: {self._cause(evidence)}", evidence, trace=trace)
 
     def interrupt(self) -> None:
-        """End the grader from another thread; its own thread then sees its end."""
+        """End the grader from another thread, or before it is started; its own thread then sees its end."""
+        self._interrupted = True
         if self._runner is not None:
             self._runner.process.interrupt()
 
@@ -147,13 +152,6 @@ class Grader:
         body = {"id": request.number, "taskId": request.item.task_id, "completion": request.item.completion}
         # ASCII JSON: lone surrogates of a completion travel as escapes
         self._unsent += json.dumps(body).encode() + b"\n"
-
-    def take_back(self) -> list[Request]:
-        """Return what is inside, oldest first, and forget it."""
-        requests = list(self._inside)
-        self._inside.clear()
-        self._unsent.clear()
-        return requests
 
     def exchange(self) -> list[Reply]:
         """Write what can be written, wait for verdicts, and return at least one.
@@ -244,7 +242,7 @@ class Grader:
         """Return the line a grader starts with; an empty object when it ends, or takes too long, without one."""
         results, data = self._running().results, bytearray()
         while b"\n" not in data and len(data) < _LINE_BYTES:
-            if not select.select([results], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not readable(deadline - time.monotonic(), results):
                 return {}
             chunk = os.read(results, 1 << 16)
             if not chunk:

@@ -6,9 +6,10 @@ It travels in ``Connection.info``, so that every function of the store stays a p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Table, text
+from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.core.clock import Clock
 from nodus.server.store.codec import to_us
@@ -100,6 +101,11 @@ def next_number(conn: Connection, name: str, count: int = 1) -> int:
 def rv_now(conn: Connection) -> int:
     """Return the newest resourceVersion that this transaction sees."""
     return int(conn.execute(_READ, {"name": "rv"}).scalar_one())
+
+
+def insert_into(conn: Connection, table: Table) -> Any:
+    """Return the database's own INSERT, which has ``on_conflict_do_nothing`` and ``on_conflict_do_update``."""
+    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 _READ = text("SELECT value FROM sequences WHERE name = :name")

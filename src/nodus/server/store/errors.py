@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from nodus.core.errors import StoreError
@@ -86,6 +89,13 @@ def translate(error: SQLAlchemyError, where: str) -> StoreError:
         return StoreUnreachable(f"the database {where} can't be written ({text})", fix="Check the file's permissions.")
     fix = "Check that the database is there, running, and open to this user."
     return StoreUnreachable(f"the database {where} can't be used: {text}", fix=fix)
+
+
+def disk_error(error: OSError, root: Path) -> StoreFull | StoreUnreachable:
+    """Return the store's own error for a file that could not be written below ``root``."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"no space left in {root}", fix="Free some disk space; nothing was lost.")
+    return StoreUnreachable(f"{root} can't be written: {error.strerror}", fix="Check the directory.")
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import threading
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection
@@ -25,6 +24,7 @@ from typing import Any
 from sqlalchemy.engine import URL
 
 from nodus.core.errors import Expired, StoreError
+from nodus.server.files import readable
 from nodus.server.store import changes
 from nodus.server.store.changes import Change
 from nodus.server.store.context import rv_now
@@ -167,6 +167,9 @@ class Feed:
             except StoreError as error:
                 log.warning("the feed of changes can't be read: %s", error.message)
                 self._pause()
+            except Exception:  # a loop's top: without this thread no watcher would ever wake again
+                log.exception("reading the feed of changes failed")
+                self._pause()
         self._end()
 
     def _catch_up(self) -> None:
@@ -205,11 +208,10 @@ class Feed:
                 continue
 
     def _wait_for_news(self) -> None:
-        select.select([self._wake_r], [], [], _POLL_S)
-        self._drain()
+        self._pause()
 
     def _pause(self) -> None:
-        select.select([self._wake_r], [], [], _POLL_S)
+        readable(_POLL_S, self._wake_r)
         self._drain()
 
     def _drain(self) -> bool:
@@ -244,7 +246,7 @@ class PostgresFeed(Feed):
                 self._conn.execute(f"LISTEN {_CHANNEL}")
                 # What was committed before LISTEN took effect is found by one more look.
                 return
-            select.select([self._wake_r, self._conn.fileno()], [], [], _POLL_S)
+            readable(_POLL_S, self._wake_r, self._conn.fileno())
             if self._drain():
                 self._conn.execute(f"NOTIFY {_CHANNEL}")
             for _ in self._conn.notifies(timeout=0):

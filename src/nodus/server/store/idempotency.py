@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from sqlalchemy import Connection, and_, bindparam, delete, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.core.errors import IdempotencyKeyReused, RequestInProgress
 from nodus.server.store.codec import dumps, loads
-from nodus.server.store.context import lock_objects, now_us, org_of
+from nodus.server.store.context import insert_into, lock_objects, now_us, org_of
 from nodus.server.store.schema import idempotency
 
 RETAIN_S = 24 * 3600
@@ -72,9 +71,8 @@ def begin(conn: Connection, scope: str, key: str, request_hash: str, *, sealer: 
     now, mine = now_us(conn), _names(conn, scope, key)
     stale = and_(_T.status.is_(None), _T.created_us <= now - ABANDONED_S * 1_000_000)
     conn.execute(delete(idempotency).where(_MINE, or_(_T.expires_us <= now, stale)), mine)
-    make = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
     claimed = conn.execute(
-        make(idempotency).on_conflict_do_nothing().returning(_T.key),
+        insert_into(conn, idempotency).on_conflict_do_nothing().returning(_T.key),
         {
             "org": org_of(conn),
             "scope": scope,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.server.store.codec import pack, unpack
-from nodus.server.store.context import now_us, org_of
+from nodus.server.store.context import insert_into, now_us, org_of
 from nodus.server.store.schema import manifests
 
 
@@ -26,9 +25,8 @@ def get(conn: Connection, environment_digest: str, split: str, seed: int) -> Any
 
 def put(conn: Connection, environment_digest: str, split: str, seed: int, manifest: Any) -> Any:
     """Keep a manifest unless there is one already; return the one that is kept, which all runs then use."""
-    make = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
     conn.execute(
-        make(manifests).on_conflict_do_nothing(),
+        insert_into(conn, manifests).on_conflict_do_nothing(),
         {
             "org": org_of(conn),
             "environment": environment_digest,
