@@ -73,13 +73,11 @@ class VolumeFiles:
         target = self._blobs.path(sha256)
         if target.exists():
             return
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = target.with_name(f"{target.name}.{os.getpid()}.link")
-        draft.unlink(missing_ok=True)
-        _link(source, draft)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(draft, target)
+        with self._blobs.draft() as draft:
+            _link(source, draft)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            self._blobs.put_in_place(draft, sha256)
 
     def forget(self, volume_uid: str) -> None:
         """Delete the directories of a Volume that is gone; its blobs are the index's matter."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -87,6 +89,32 @@ async def test_links_lead_where_the_client_reaches_the_server(api: Api, services
         assert await host(forged) == "http://fallback"
 
 
+async def test_blob_of_another_project_is_not_there(
+    api: Api, anonymous: Api, with_key: Callable[..., Api], services: Services
+) -> None:
+    await api.ok("POST", f"{V1}/projects", json={"metadata": {"name": "other"}})
+    await upload(api, anonymous)
+    theirs = with_key("*", projects=["other"])
+    body = {"sha256": SHA256, "size": len(DATA)}
+
+    await theirs.fails(403, "Forbidden", "GET", f"/blobs/v1/namespaces/default/blobs/{SHA256}")
+    await theirs.fails(404, "NotFound", "GET", f"/blobs/v1/namespaces/other/blobs/{SHA256}")
+    for plural, spec in (
+        ("environments", environment("1.0.0", SHA256)["spec"]),
+        ("jobs", {"command": ["true"], "source": {"blob": f"sha256:{SHA256}"}}),
+    ):
+        path = f"{V1}/namespaces/other/{plural}"
+        status = await theirs.fails(422, "Invalid", "POST", path, json={"metadata": {"name": "e"}, "spec": spec})
+        assert [cause["field"].rpartition(".")[2] for cause in status["details"]["causes"]] == ["blob"]
+    granted = await theirs.ok("POST", "/blobs/v1/namespaces/other/uploads", json=body)
+    assert granted["exists"] is False, "whether another project has it is not to be learned"
+
+    assert (await anonymous.call("PUT", granted["url"], content=DATA)).status_code == 201
+    for client, project in ((api, "default"), (theirs, "other")):
+        assert (await client.call("GET", f"/blobs/v1/namespaces/{project}/blobs/{SHA256}")).status_code == 302
+        assert await client.ok("POST", f"/blobs/v1/namespaces/{project}/uploads", json=body) == {"exists": True}
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -164,6 +192,63 @@ async def test_commit_repeated_gives_the_same_revision(api: Api) -> None:
     begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
     for _ in range(2):
         assert (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"] == 1
+
+
+async def test_uploads_at_the_same_time_keep_each_others_files(api: Api) -> None:
+    path = await volume(api)
+    first = await api.ok("POST", f"{path}/uploads", json={})
+    second = await api.ok("POST", f"{path}/uploads", json={})
+
+    async def put(upload: dict[str, Any], name: str) -> None:
+        await api.ok("PUT", f"{path}/uploads/{upload['id']}/files", params={"path": name}, content=b"1")
+
+    await asyncio.gather(
+        *(put(upload, f"{name}/{n}") for upload, name in ((first, "a"), (second, "b")) for n in range(9))
+    )
+    for upload in (first, second):
+        await api.ok("PUT", f"{path}/uploads/{upload['id']}", json={"commit": {}})
+    assert len(await listed(api, path)) == 18
+
+
+async def test_commit_answered_once_is_not_made_again_after_a_crash(api: Api, services: Services) -> None:
+    path = await volume(api)
+    begun = await api.ok("POST", f"{path}/uploads", json={})
+    journal = services.settings.data_dir / "uploads" / begun["id"]
+    before = journal.read_bytes()
+    for _ in range(2):
+        assert (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"] == 1
+        journal.write_bytes(before)  # the server died before it dropped the journal
+    assert (await api.ok("GET", path))["status"]["revision"] == 1
+
+
+async def test_half_written_line_of_an_upload_is_skipped(api: Api, services: Services) -> None:
+    path = await volume(api)
+    begun = await api.ok("POST", f"{path}/uploads", json={})
+    with (services.settings.data_dir / "uploads" / begun["id"]).open("ab") as journal:
+        journal.write(b'\n{"file": ["lost", "00')
+    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "kept"}, content=b"1")
+    await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
+    assert await listed(api, path) == {"kept": 1}
+    await api.fails(404, "NotFound", "PUT", f"{path}/uploads/{begun['id']}/files?path=late", content=b"1")
+
+
+async def test_path_can_not_be_a_file_and_a_directory(api: Api) -> None:
+    path = await volume(api)
+    await write(api, path, {"a": b"1"})
+    begun = await api.ok("POST", f"{path}/uploads", json={})
+    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a/b"}, content=b"1")
+    await api.fails(400, "BadRequest", "PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
+    await api.ok("DELETE", f"{path}/uploads/{begun['id']}/files", params={"path": "a"})
+    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a/b"}, content=b"1")
+    await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
+    assert await listed(api, path) == {"a/b": 1}
+
+
+async def test_clear_with_a_key_is_done_once(api: Api) -> None:
+    path = await volume(api)
+    for _ in range(2):
+        answer = await api.ok("POST", f"{path}/uploads", json={"mode": "Clear"}, headers={"Idempotency-Key": "k"})
+        assert answer == {"revision": 1}
 
 
 async def test_clear_commits_an_empty_revision(api: Api) -> None:

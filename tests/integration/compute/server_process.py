@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from nodus.core.clock import SystemClock
+from nodus.server.bootstrap import ensure_projects
 from nodus.server.controllers.service import running
 from nodus.server.metrics import Metrics
 from nodus.server.services import Services
@@ -22,6 +23,7 @@ def open_services(data_dir: Path) -> Services:
     """Return the parts that the controllers need."""
     clock = SystemClock()
     store = Store.open(f"sqlite:///{data_dir / 'nodus.db'}", clock, data_dir=data_dir, sync=False)
+    store.write_sync(ensure_projects)
     settings = Settings(data_dir=data_dir)
     return Services(
         settings=settings, store=store, clock=clock, signer=Signer.open(data_dir / "keys"), metrics=Metrics()

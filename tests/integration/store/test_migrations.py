@@ -14,7 +14,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 
 from nodus.core.clock import FakeClock
 from nodus.core.kinds import KINDS
-from nodus.server.store import Store, migrations, objects
+from nodus.server.store import Store, blobs, codec, migrations, objects
 from nodus.server.store.schema import metadata
 
 
@@ -84,6 +84,43 @@ def test_a_migrated_database_opens(store_url: str, tmp_path: Path) -> None:
     store.write_sync(objects.create, KINDS["Job"], "default", "j", {})
     assert store.read_sync(lambda conn: conn.execute(text("SELECT count(*) FROM orgs")).scalar()) == 1
     store.close()
+
+
+def test_blobs_go_to_the_projects_that_name_them(store_url: str, tmp_path: Path) -> None:
+    named, in_tree, unnamed = ("a" * 64, "b" * 64, "c" * 64)
+    engine = create_engine(store_url)
+    with engine.begin() as conn:
+        migrations.upgrade(conn, _first_revision())
+        _old_rows(conn, "orgs", uid="o", name="nodus", created_us=1)
+        for uid, kind, project, spec in (
+            ("p1", "Project", "", "{}"),
+            ("p2", "Project", "", "{}"),
+            ("e1", "Environment", "p1", f'{{"blob":"sha256:{named}"}}'),
+            ("e2", "Environment", "p2", f'{{"blob":"sha256:{named}"}}'),
+            ("v", "Volume", "p2", "{}"),
+        ):
+            _old_rows(
+                conn, "objects", uid=uid, org="o", kind=kind, project=project, name=uid, generation=1, rv=1,
+                created_us=1, labels="{}", annotations="{}", owners="[]", finalizers="[]", spec=spec, status="{}",
+            )  # fmt: skip
+        tree = codec.pack([["f", in_tree, 1, 0o644]])
+        _old_rows(
+            conn, "volume_revisions", volume="v", revision=1, org="o", snapshot="s", files=1, size_bytes=1, tree=tree,
+            created_us=1,
+        )  # fmt: skip
+        for digest in (named, in_tree, unnamed):
+            _old_rows(conn, "blobs", org="o", sha256=digest, size_bytes=7, media_type="t/t", created_us=1, used_us=2)
+    engine.dispose()
+
+    store = Store.open(store_url, FakeClock(), data_dir=tmp_path)
+    found = {(p, d) for p in ("p1", "p2") for d in (named, in_tree, unnamed) if store.read_sync(blobs.find, p, d)}
+    assert found == {("p1", named), ("p2", named), ("p2", in_tree)}
+    store.close()
+
+
+def _old_rows(conn: Connection, table: str, **values: Any) -> None:
+    names = ", ".join(values)
+    conn.execute(text(f"INSERT INTO {table} ({names}) VALUES ({', '.join(':' + name for name in values)})"), values)
 
 
 def test_two_servers_that_start_together_make_one_database(store_url: str, tmp_path: Path) -> None:

@@ -7,11 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import Connection, text
 
 from nodus.core.clock import FakeClock
 from nodus.core.errors import NotFound
-from nodus.core.kinds import EVENT, KINDS
-from nodus.server.store import Object, Store, blobs, events, keys, manifests, objects, secret_values, versions, volumes
+from nodus.core.kinds import EVENT, KINDS, PROJECT
+from nodus.server.store import (
+    Object,
+    Store,
+    blobs,
+    changes,
+    events,
+    keys,
+    manifests,
+    objects,
+    secret_values,
+    versions,
+    volumes,
+)
 from nodus.server.store.volumes import FileEntry
 
 MakeJob = Callable[..., Object]
@@ -92,17 +105,47 @@ def test_two_servers_that_list_tasks_at_once_agree(open_store: Callable[[], Stor
 
 
 def test_the_blob_index_knows_what_was_used_when(store: Store, clock: FakeClock) -> None:
-    digests = [store.blobs.put_bytes(text) for text in (b"old", b"used")]
+    digests = [store.blobs.put_bytes(data) for data in (b"old", b"used")]
+    store.write_sync(objects.create, PROJECT, None, "p", {})
     for digest in digests:
-        store.write_sync(blobs.index, digest, 4, "text/plain")
+        store.write_sync(blobs.index, "p", digest, 4, "text/plain")
     clock.advance(100)
-    store.write_sync(blobs.touch, "sha256:" + digests[1])
-    assert store.read_sync(blobs.find, digests[0]) == blobs.BlobInfo(digests[0], 4, "text/plain")
+    store.write_sync(blobs.touch, "p", "sha256:" + digests[1])
+    assert store.read_sync(blobs.find, "p", digests[0]) == blobs.BlobInfo(digests[0], 4, "text/plain")
     assert [blob.sha256 for blob in store.read_sync(blobs.unused, keep_s=50)] == [digests[0]]
-    store.write_sync(blobs.index, digests[0], 4)
+    store.write_sync(blobs.index, "p", digests[0], 4)
     assert store.read_sync(blobs.unused, keep_s=50) == []
     store.write_sync(blobs.forget, digests[0])
-    assert store.read_sync(blobs.find, digests[0]) is None
+    assert store.read_sync(blobs.find, "p", digests[0]) is None
+
+
+def test_a_blob_of_two_projects_is_one_file_and_belongs_to_both(store: Store, clock: FakeClock) -> None:
+    one, two = (store.write_sync(objects.create, PROJECT, None, name, {}) for name in ("one", "two"))
+    digest = store.blobs.put_bytes(b"same")
+    store.write_sync(blobs.index, "one", digest, 4)
+    assert store.read_sync(blobs.find, "two", digest) is None
+    clock.advance(100)
+    store.write_sync(blobs.index, two.name, digest, 4)
+    assert store.read_sync(blobs.unused, keep_s=50) == [], "one of them used it lately"
+
+    store.write_sync(objects.delete, one)
+    store.write_sync(objects.create, PROJECT, None, "one", {})
+    assert store.read_sync(blobs.find, "one", digest) is None, "a name that is given again inherits nothing"
+    assert store.read_sync(blobs.find, "two", digest) is not None
+    with pytest.raises(NotFound):
+        store.write_sync(blobs.index, "three", digest, 4)
+
+
+def test_the_horizon_of_changes_never_goes_back(store: Store, clock: FakeClock) -> None:
+    for number in range(3):
+        store.write_sync(objects.create, PROJECT, None, f"p{number}", {})
+
+    def prune_after_another_server_did(conn: Connection) -> int:
+        conn.execute(text("UPDATE sequences SET value = 99 WHERE name = 'pruned'"))
+        changes.prune(conn, keep_rows=1)
+        return changes.horizon(conn)
+
+    assert store.write_sync(prune_after_another_server_did) == 99
 
 
 def test_volume_revisions_count_up_and_never_change(store: Store) -> None:

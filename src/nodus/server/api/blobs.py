@@ -44,14 +44,14 @@ async def grant_upload(call: Call) -> Response:
     media_type = body.get("contentType") or "application/octet-stream"
     if not isinstance(media_type, str) or len(media_type) > 253:
         raise BadRequest("contentType is a media type")
-    await call.services.store.read(require_project, project)
-    known = await call.services.store.read(blobs.find, sha256)
-    if known is not None and call.services.store.blobs.exists(sha256):
-        await call.services.store.write(blobs.touch, sha256)
+    store = call.services.store
+    await store.read(require_project, project)
+    # What another project has is uploaded again: who reaches this one alone must not learn that it is there.
+    if await store.read(blobs.find, project, sha256) is not None and store.blobs.exists(sha256):
+        await store.write(blobs.touch, project, sha256)
         return json_response({"exists": True})
-    url = signed_url(
-        call.request, call.services, "PUT", UPLOAD_PATH + sha256, {"size": str(size), "type": media_type}, GRANT_SECONDS
-    )
+    params = {"project": project, "size": str(size), "type": media_type}
+    url = signed_url(call.request, call.services, "PUT", UPLOAD_PATH + sha256, params, GRANT_SECONDS)
     return json_response({"exists": False, "url": url, "method": "PUT", "headers": {}})
 
 
@@ -60,18 +60,19 @@ async def put_upload(request: Request, services: Services) -> Response:
     sha256 = request.path_params["sha256"]
     params = verified(request, services, UPLOAD_PATH + sha256)
     size = int(params["size"])
-    await receive_blob(request, services, sha256, size, params["type"])
+    await receive_blob(request, services, params["project"], sha256, size, params["type"])
     return json_response({"sha256": sha256, "size": size}, 201)
 
 
 async def receive_blob(
-    request: Request, services: Services, sha256: str | None, size: int | None, media_type: str
+    request: Request, services: Services, project: str | None, sha256: str | None, size: int | None, media_type: str
 ) -> tuple[str, int]:
     """Stream a request's body into the blob store.
 
     Args:
         request: the request; its body is consumed.
         services: the server.
+        project: whose blob it becomes.
         sha256: the digest it must have, if known.
         size: the number of bytes it must have, if known.
         media_type: kept with the blob.
@@ -96,15 +97,17 @@ async def receive_blob(
             raise BadRequest(f"the body has {writer.size_bytes} bytes and {size} were announced; nothing was stored")
         total = writer.size_bytes
         digest = await anyio.to_thread.run_sync(writer.commit, sha256)
-    await services.store.write(blobs.index, digest, total, media_type)
+    await services.store.write(blobs.index, project, digest, total, media_type)
     return digest, total
 
 
 async def get_blob(call: Call) -> Response:
     """``GET /blobs/v1/namespaces/{project}/blobs/{sha256}``: a redirect to the bytes."""
-    call.principal.require_project("read", call.params["project"])
+    project, store = call.params["project"], call.services.store
+    call.principal.require_project("read", project)
     sha256 = call.params["sha256"].removeprefix("sha256:")
-    if not _HEX.fullmatch(sha256) or not call.services.store.blobs.exists(sha256):
+    known = await store.read(blobs.find, project, sha256) if _HEX.fullmatch(sha256) else None
+    if known is None or not store.blobs.exists(sha256):
         raise NotFound(f"blob {sha256[:80]!r} not found")
     return redirect(call.request, call.services, sha256)
 

@@ -1,22 +1,18 @@
 """Files of Volumes, straight through the API: upload, commit, list and download, by revision.
 
-An upload is a set of changes on top of the newest revision. Nothing of it is seen until it is committed, and then all
-of it at once::
+An upload is a set of changes, which are made to the newest revision there is when it is committed: two uploads at the
+same time keep each other's files. Nothing of one is seen until it is committed, and then all of it at once::
 
     POST  .../volumes/{N}/uploads              {"mode": "Write"}   -> {"id", "revision", "grant": {"url"}}
     PUT   .../volumes/{N}/uploads/{id}/files?path=a/b.txt          the bytes
-    DELETE .../volumes/{N}/uploads/{id}/files?path=a/b.txt         drop a file of the base revision
+    DELETE .../volumes/{N}/uploads/{id}/files?path=a/b.txt         drop a file of the revision below
     PUT   .../volumes/{N}/uploads/{id}         {"commit": {}}      -> {"revision": 4}
     GET   .../volumes/{N}/files[?path=a/&revision=3]               list, or a redirect to one file
 """
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -25,13 +21,17 @@ from starlette.responses import Response
 from nodus.core.clock import rfc3339
 from nodus.core.errors import BadRequest, Conflict, NotFound, RequestEntityTooLarge
 from nodus.core.kinds import VOLUME
+from nodus.server.api import idempotent
 from nodus.server.api.blobs import origin, receive_blob, redirect
 from nodus.server.api.call import Call, checked_name
-from nodus.server.api.http import json_response, read_object
+from nodus.server.api.http import json_bytes, json_response, read_object
 from nodus.server.api.reading import find
-from nodus.server.store import objects, volumes
+from nodus.server.store import idempotency, objects, volumes
+from nodus.server.store.context import lock_objects
+from nodus.server.store.idempotency import Reply
 from nodus.server.store.volumes import FileEntry
 from nodus.server.training.resources import quantity
+from nodus.server.uploads import Changes, Uploads, new_id, parents
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
 FILES_LIMIT = 100_000
-_UPLOAD_ID = re.compile(r"up_[0-9a-f]{24}")
 
 
 async def revisions(call: Call) -> Response:
@@ -98,14 +97,10 @@ async def begin_upload(call: Call) -> Response:
     if mode != "Read":
         _require_writable(obj)
     if mode == "Clear":
-        revision = await call.services.store.write(_commit, call, obj.uid, [])
-        return json_response({"revision": revision}, 201)
+        return await _clear(call, obj, idempotent.key_of(call, body))
     newest = await call.services.store.read(volumes.latest, obj.uid)
     base = newest.revision if newest is not None else 0
-    upload_id = f"up_{secrets.token_hex(12)}"
-    if mode == "Write":
-        upload = {"volume": obj.uid, "base": base, "files": {}, "removed": []}
-        await anyio.to_thread.run_sync(_save_upload, _upload_path(call, upload_id), upload)
+    upload_id = await anyio.to_thread.run_sync(_uploads(call).begin, obj.uid) if mode == "Write" else new_id()
     path = f"{call.request.url.path.rstrip('/')}/{upload_id}/files"
     grant = {"url": f"{origin(call.request, call.services)}{path}", "protocol": "nodus-files"}
     return json_response(
@@ -113,55 +108,79 @@ async def begin_upload(call: Call) -> Response:
     )
 
 
+async def _clear(call: Call, obj: Object, request: idempotent.Keyed | None) -> Response:
+    answer = await call.services.store.write(_commit_nothing, call, obj.uid, request)
+    return idempotent.replayed(answer) if isinstance(answer, Reply) else json_response(answer, 201)
+
+
+def _commit_nothing(conn: Connection, call: Call, uid: str, request: idempotent.Keyed | None) -> dict[str, Any] | Reply:
+    if request is not None and (reply := idempotent.begin(conn, call, request)) is not None:
+        return reply
+    answer = {"revision": _commit(conn, uid, [])}
+    if request is not None:
+        idempotent.complete(conn, request, 201, answer)
+    return answer
+
+
 async def put_file(call: Call, upload_id: str) -> Response:
     """``PUT .../uploads/{id}/files?path=``: the bytes of one file."""
     obj = await _volume(call, "create", "uploads")
     path, mode = _file_path(call), _mode(call)
-    await anyio.to_thread.run_sync(_load_upload, call, obj, upload_id)
-    expected = call.query("sha256")
-    sha256, size = await receive_blob(call.request, call.services, expected, None, "application/octet-stream")
-    # Read again: other files may have come in while this one was on its way.
-    upload = await anyio.to_thread.run_sync(_load_upload, call, obj, upload_id)
-    upload["files"][path] = [sha256, size, mode]
-    upload["removed"] = [gone for gone in upload["removed"] if gone != path]
-    _save_upload(_upload_path(call, upload_id), upload)  # without a pause since it was read
+    await anyio.to_thread.run_sync(_uploads(call).check, obj.uid, upload_id)
+    sha256, size = await receive_blob(
+        call.request, call.services, obj.project, call.query("sha256"), None, "application/octet-stream"
+    )
+    await anyio.to_thread.run_sync(_uploads(call).put, upload_id, FileEntry(path, sha256, size, mode))
     return json_response({"path": path, "sha256": sha256, "size": size}, 201)
 
 
 async def delete_file(call: Call, upload_id: str) -> Response:
-    """``DELETE .../uploads/{id}/files?path=``: leave a file or directory of the base revision out."""
+    """``DELETE .../uploads/{id}/files?path=``: leave a file or directory of the revision below out."""
     obj = await _volume(call, "create", "uploads")
     path = _file_path(call)
-    upload = _load_upload(call, obj, upload_id)
-    upload["files"] = {name: value for name, value in upload["files"].items() if not _is_at(name, path)}
-    upload["removed"] = sorted({*upload["removed"], path})
-    _save_upload(_upload_path(call, upload_id), upload)
+    await anyio.to_thread.run_sync(_uploads(call).check, obj.uid, upload_id)
+    await anyio.to_thread.run_sync(_uploads(call).remove, upload_id, path)
     return json_response({"path": path, "removed": True})
 
 
 async def commit_upload(call: Call, upload_id: str) -> Response:
-    """``PUT .../uploads/{id}``: make the upload the newest revision. Repeating it gives the same revision."""
+    """``PUT .../uploads/{id}``: make the upload the newest revision. Repeating it gives the same answer for a day."""
     obj = await _volume(call, "create", "uploads")
     body = await read_object(call.request)
     if not isinstance(body.get("commit"), dict):
         raise BadRequest('the body is {"commit": {}}')
-    upload = await anyio.to_thread.run_sync(_load_upload, call, obj, upload_id)
-    if "revision" not in upload:
-        _require_writable(obj)
-        upload["revision"] = await call.services.store.write(_commit_upload, call, obj.uid, upload)
-        await anyio.to_thread.run_sync(_save_upload, _upload_path(call, upload_id), upload)
-    return json_response({"revision": upload["revision"], "files": len(upload["files"])})
+    found: Changes | NotFound
+    try:
+        found = await anyio.to_thread.run_sync(_uploads(call).read, obj.uid, upload_id)
+    except NotFound as missing:
+        found = missing  # or committed already: then the answer was kept
+    answer = await call.services.store.write(_commit_upload, obj, upload_id, found)
+    await anyio.to_thread.run_sync(_uploads(call).drop, upload_id)
+    return json_response(answer)
 
 
-def _commit_upload(conn: Connection, call: Call, uid: str, upload: dict[str, Any]) -> int:
-    base = {entry.path: entry for entry in (_tree(conn, uid, upload["base"]) if upload["base"] else [])}
-    kept = {path: entry for path, entry in base.items() if not any(_is_at(path, gone) for gone in upload["removed"])}
-    new = {path: FileEntry(path, value[0], value[1], value[2]) for path, value in upload["files"].items()}
-    return _commit(conn, call, uid, list({**kept, **new}.values()))
+def _commit_upload(conn: Connection, volume: Object, upload_id: str, found: Changes | NotFound) -> dict[str, Any]:
+    """Commit once: the answer is kept in the same transaction, so that a crash after it does no harm."""
+    scope = f"upload/{volume.uid}"
+    if (reply := idempotency.begin(conn, scope, upload_id, "commit")) is not None:
+        return idempotent.body_of(reply)
+    if isinstance(found, NotFound):
+        raise found
+    _require_writable(volume)
+    newest = volumes.latest(conn, volume.uid)
+    below = volumes.tree(conn, volume.uid, newest.revision) if newest is not None else []
+    answer = {"revision": _commit(conn, volume.uid, found.apply(below)), "files": len(found.files)}
+    idempotency.complete(conn, scope, upload_id, Reply(200, {}, json_bytes(answer)))
+    return answer
 
 
-def _commit(conn: Connection, call: Call, uid: str, tree: list[FileEntry]) -> int:
+def _commit(conn: Connection, uid: str, tree: list[FileEntry]) -> int:
+    lock_objects(conn)  # before the object is read: its status is written back whole
     obj = objects.get_by_uid(conn, uid)
+    paths = {entry.path for entry in tree}
+    for path in paths:
+        if above := next((parent for parent in parents(path) if parent in paths), None):
+            raise BadRequest(f"{above!r} would be a file and a directory, with {path!r} in it", fix="Remove one first.")
     total = sum(entry.size_bytes for entry in tree)
     limit = int(quantity(obj.spec.get("size") or "10Gi"))
     if total > limit or len(tree) > FILES_LIMIT:
@@ -206,28 +225,5 @@ def _mode(call: Call) -> int:
     return int(text, 8) & 0o777
 
 
-def _is_at(path: str, place: str) -> bool:
-    return path == place or path.startswith(place + "/")
-
-
-def _upload_path(call: Call, upload_id: str) -> Path:
-    if not _UPLOAD_ID.fullmatch(upload_id):
-        raise NotFound(f"there is no upload {upload_id[:60]!r}")
-    return call.services.settings.data_dir / "uploads" / f"{upload_id}.json"
-
-
-def _load_upload(call: Call, obj: Object, upload_id: str) -> dict[str, Any]:
-    try:
-        upload: dict[str, Any] = json.loads(_upload_path(call, upload_id).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise NotFound(f"there is no upload {upload_id}; it was dropped or never begun") from error
-    if upload["volume"] != obj.uid:
-        raise NotFound(f"there is no upload {upload_id} of this volume")
-    return upload
-
-
-def _save_upload(path: Path, upload: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(upload), encoding="utf-8")
-    shutil.move(temporary, path)
+def _uploads(call: Call) -> Uploads:
+    return Uploads(call.services.settings.data_dir / "uploads")

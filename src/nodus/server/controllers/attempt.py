@@ -197,7 +197,7 @@ class AttemptController(BaseController):
         if ctx.job is not None and ctx.member.phase == "Exited":
             try:
                 found = await self._backend.collect(uid, memberspec.output_rules(ctx.job.spec))
-                await self._store.write(_index, found)
+                await self._store.write(_index, ctx.job.project, found)
                 if how_it_ended(ctx.member)["phase"] == "Succeeded":
                     await self._commit_volumes(ctx.job)
             except NodusError as failure:
@@ -329,6 +329,6 @@ def _phases(conn: Connection, uids: list[str]) -> dict[str, str | None]:
     return {attempt.uid: attempt.status.get("phase") for attempt in found if attempt is not None}
 
 
-def _index(conn: Connection, found: list[Collected]) -> None:
+def _index(conn: Connection, project: str | None, found: list[Collected]) -> None:
     for item in found:
-        blobs.index(conn, item.sha256, item.size_bytes)
+        blobs.index(conn, project, item.sha256, item.size_bytes)

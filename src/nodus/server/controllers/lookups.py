@@ -107,7 +107,7 @@ class Lookups:
         if newest is not None and volumes.tree(conn, volume.uid, newest.revision) == sorted(tree):
             return
         for entry in tree:
-            blobs.index(conn, entry.sha256, entry.size_bytes)
+            blobs.index(conn, project, entry.sha256, entry.size_bytes)
         revision = volumes.commit(conn, volume.uid, tree)
         status = {**volume.status, "phase": "Ready", "revision": revision.revision, "digest": revision.snapshot}
         objects.update_status(conn, volume.uid, status)

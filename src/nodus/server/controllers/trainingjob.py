@@ -135,7 +135,7 @@ class TrainingJobController(BaseController):
         if action.name == "store-params":
             content: bytes = action.args["content"]
             sha256 = await asyncio.to_thread(self._store.blobs.put_bytes, content)
-            await self._store.write(blobs.index, sha256, len(content), "application/json")
+            await self._store.write(blobs.index, ctx.obj.project, sha256, len(content), "application/json")
             return ActionResult(action.key, action.name, {"sha256": sha256})
         if action.name == "release":
             await self.gone(ctx.obj.uid)

@@ -161,7 +161,7 @@ def _commit(conn: Connection, uid: str, imported: Imported) -> None:
         return
     tree = []
     for file in imported.files:
-        blobs.index(conn, file["sha256"], int(file["size"]))
+        blobs.index(conn, obj.project, file["sha256"], int(file["size"]))
         tree.append(FileEntry(file["path"], file["sha256"], int(file["size"]), 0o444))
     volumes.commit(conn, uid, tree)
     noted = {**(obj.status.get("import") or {}), "provenance": dict(imported.provenance)}

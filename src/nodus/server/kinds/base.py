@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from nodus.core.errors import Cause, FieldImmutable, Invalid
 from nodus.core.kinds import Kind, Model
-from nodus.core.kinds.decode import decode
+from nodus.core.kinds.decode import MOST_CAUSES, decode
 from nodus.core.money import parse_usd
+from nodus.server.store import blobs
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -84,6 +85,11 @@ class Draft:
         """
         self.causes.append(Cause(path, reason, message))
 
+    def check_blob(self, conn: Connection, services: Services, path: str, blob: str) -> None:
+        """Note a mistake where a blob isn't one of the object's own project."""
+        if blobs.find(conn, self.project, blob) is None or not services.store.blobs.exists(blob):
+            self.reject(path, f"project {self.project} has no blob {blob}; upload it first")
+
     def raise_causes(self) -> None:
         """Raise :class:`Invalid` with every mistake, when there is one."""
         if self.causes:
@@ -94,7 +100,7 @@ class Draft:
                 + (f"; and {len(self.causes) - 3} more" if len(self.causes) > 3 else ""),
                 fix="Correct the fields listed and send it again.",
                 details={"name": self.name or "", "group": "nodus.dev", "kind": self.kind.plural},
-                causes=self.causes,
+                causes=self.causes[: 2 * MOST_CAUSES],
             )
 
 

@@ -37,8 +37,8 @@ class EnvironmentAdmission(Admission[EnvironmentSpec]):
         for name in {"image", "pip"} & set(given):
             draft.reject(f"spec.package.{name}", "is not built yet; use package.source, as `rl.train` does")
         source = spec.package.source
-        if source is not None and not services.store.blobs.exists(source.blob):
-            draft.reject("spec.package.source.blob", f"there is no blob {source.blob}; upload it first")
+        if source is not None:
+            draft.check_blob(conn, services, "spec.package.source.blob", source.blob)
         if not spec.modes:
             draft.reject("spec.modes", "at least one of Train, Evaluate is needed")
         if draft.creating:

@@ -37,8 +37,8 @@ class JobAdmission(Admission[JobSpec]):
         self._check_unbuilt(draft, spec)
         self._check_env(conn, draft, spec)
         self._check_mounts(conn, draft, spec)
-        if spec.source is not None and spec.source.blob and not services.store.blobs.exists(spec.source.blob):
-            draft.reject("spec.source.blob", f"there is no blob {spec.source.blob}; upload it first")
+        if spec.source is not None and spec.source.blob:
+            draft.check_blob(conn, services, "spec.source.blob", spec.source.blob)
         if spec.resources is not None and spec.resources.gpu is not None:
             accelerators.check_gpu(draft, spec.resources.gpu, "spec.resources.gpu")
         if draft.old is None:

@@ -1,27 +1,30 @@
 """Blobs: files named by the sha256 of their content, beside the database, with an index in it.
 
 A blob is written to a temporary file, synced, and renamed into place: one that is there is whole. Files come before
-their index rows, so that a row never points to nothing.
+their index rows, so that a row never points to nothing. A row belongs to a project: the same bytes in two projects are
+one file with two rows, and who reaches one project alone learns nothing of the other's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
-import shutil
+import secrets
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, update
 
 from nodus.core.errors import NotFound, SHA256Mismatch
-from nodus.server.store.context import now_us, org_of
-from nodus.server.store.errors import StoreFull, StoreUnreachable
-from nodus.server.store.schema import blobs
+from nodus.server.files import sync_directory
+from nodus.server.store.context import insert_into, now_us, org_of
+from nodus.server.store.errors import disk_error
+from nodus.server.store.schema import blobs, objects
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
@@ -76,6 +79,35 @@ class BlobStore:
                 writer.write(chunk)
             return writer.commit()
 
+    @contextlib.contextmanager
+    def draft(self) -> Iterator[Path]:
+        """Yield the path of a file to make and put in place; it is removed where that did not happen."""
+        self.make_root()
+        path = self.root / f"incoming-{secrets.token_hex(8)}"
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def make_root(self) -> None:
+        """Make sure that the directory is there."""
+        if not self.root.is_dir():
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            sync_directory(self.root.parent)
+
+    def put_in_place(self, draft: Path, sha256: str) -> None:
+        """Make a synced file on the blobs' disk the blob of that digest, for good once this returns.
+
+        Raises:
+            OSError: the disk is full or can't be written.
+        """
+        target = self.path(sha256)
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            sync_directory(self.root)
+        os.replace(draft, target)
+        sync_directory(target.parent)
+
     def read_bytes(self, sha256: str) -> bytes:
         """Return a blob's content.
 
@@ -111,11 +143,6 @@ class BlobStore:
         for left in self.root.glob("incoming-*"):
             left.unlink(missing_ok=True)
 
-    def free_bytes(self) -> int:
-        """Return the space left on the blobs' disk."""
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return shutil.disk_usage(self.root).free
-
 
 class BlobWriter:
     """Writes one blob; used as a context manager, which drops what was not committed.
@@ -130,10 +157,10 @@ class BlobWriter:
         self._digest = hashlib.sha256()
         self.size_bytes = 0
         try:
-            store.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            store.make_root()
             handle, name = tempfile.mkstemp(prefix="incoming-", dir=store.root)
         except OSError as error:
-            raise _disk_error(error, store.root) from error
+            raise disk_error(error, store.root) from error
         self._temp: Path | None = Path(name)
         self._file = os.fdopen(handle, "wb")
 
@@ -146,7 +173,7 @@ class BlobWriter:
         try:
             self._file.write(data)
         except OSError as error:
-            raise _disk_error(error, self._store.root) from error
+            raise disk_error(error, self._store.root) from error
         self._digest.update(data)
         self.size_bytes += len(data)
 
@@ -166,17 +193,14 @@ class BlobWriter:
                 f"the bytes have sha256 {sha256}, not {expected.removeprefix('sha256:')}",
                 fix="Send the file again; it changed or was cut off on its way.",
             )
-        target = self._store.path(sha256)
         assert self._temp is not None, "a blob is committed once"
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            target.parent.mkdir(exist_ok=True, mode=0o700)
-            os.replace(self._temp, target)
-            _sync_directory(target.parent)
+            self._store.put_in_place(self._temp, sha256)
         except OSError as error:
-            raise _disk_error(error, self._store.root) from error
+            raise disk_error(error, self._store.root) from error
         self._temp = None
         return sha256
 
@@ -196,59 +220,72 @@ class BlobWriter:
             return
 
 
-def index(conn: Connection, sha256: str, size_bytes: int, media_type: str = "application/octet-stream") -> BlobInfo:
-    """Note a blob whose file is in place, or that one was used again."""
-    make = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    now, digest = now_us(conn), sha256.removeprefix("sha256:")
-    statement = make(blobs).values(
-        org=org_of(conn), sha256=digest, size_bytes=size_bytes, media_type=media_type, created_us=now, used_us=now
-    )
-    conn.execute(statement.on_conflict_do_update(index_elements=["org", "sha256"], set_={"used_us": now}))
+def index(
+    conn: Connection,
+    project: str | None,
+    sha256: str,
+    size_bytes: int,
+    media_type: str = "application/octet-stream",
+) -> BlobInfo:
+    """Note that a blob whose file is in place belongs to a project, or that the project used it again.
+
+    Raises:
+        NotFound: there is no such project.
+    """
+    owner = conn.execute(_project(conn, project)).scalar()
+    if owner is None:
+        raise NotFound(f"project {project!r} not found")
+    now, digest = now_us(conn), _digest(sha256)
+    statement = insert_into(conn, blobs).values(
+        project=owner, org=org_of(conn), sha256=digest, size_bytes=size_bytes, media_type=media_type, created_us=now,
+        used_us=now,
+    )  # fmt: skip
+    conn.execute(statement.on_conflict_do_update(index_elements=["project", "sha256"], set_={"used_us": now}))
     return BlobInfo(digest, size_bytes, media_type)
 
 
-def find(conn: Connection, sha256: str) -> BlobInfo | None:
-    """Return what the index knows of a blob, or None."""
-    query = select(blobs.c.sha256, blobs.c.size_bytes, blobs.c.media_type).where(
-        blobs.c.org == org_of(conn), blobs.c.sha256 == sha256.removeprefix("sha256:")
-    )
-    row = conn.execute(query).first()
+def find(conn: Connection, project: str | None, sha256: str) -> BlobInfo | None:
+    """Return what the index knows of a blob of a project, or None."""
+    row = conn.execute(select(*_INFO).where(*_mine(conn, project, sha256))).first()
     return None if row is None else BlobInfo(*row)
 
 
-def touch(conn: Connection, sha256: str) -> None:
-    """Note that a blob was used, so that it isn't the next to be pruned."""
-    mine = (blobs.c.org == org_of(conn), blobs.c.sha256 == sha256.removeprefix("sha256:"))
-    conn.execute(update(blobs).where(*mine).values(used_us=now_us(conn)))
+def touch(conn: Connection, project: str | None, sha256: str) -> None:
+    """Note that a project used its blob, so that it isn't the next to be pruned."""
+    conn.execute(update(blobs).where(*_mine(conn, project, sha256)).values(used_us=now_us(conn)))
 
 
 def unused(conn: Connection, *, keep_s: float, batch: int = 100) -> list[BlobInfo]:
-    """Return up to ``batch`` blobs that were not used for ``keep_s``; the caller knows which are still referred to."""
+    """Return up to ``batch`` blobs that no project used for ``keep_s``; the caller knows which are referred to."""
+    newest = func.max(blobs.c.used_us)
     query = (
-        select(blobs.c.sha256, blobs.c.size_bytes, blobs.c.media_type)
-        .where(blobs.c.org == org_of(conn), blobs.c.used_us < now_us(conn) - int(keep_s * 1e6))
-        .order_by(blobs.c.used_us)
+        select(blobs.c.sha256, func.max(blobs.c.size_bytes), func.max(blobs.c.media_type))
+        .where(blobs.c.org == org_of(conn))
+        .group_by(blobs.c.sha256)
+        .having(newest < now_us(conn) - int(keep_s * 1e6))
+        .order_by(newest)
         .limit(batch)
     )
     return [BlobInfo(*row) for row in conn.execute(query)]
 
 
 def forget(conn: Connection, sha256: str) -> None:
-    """Drop a blob's row; its file is removed after the commit."""
-    conn.execute(delete(blobs).where(blobs.c.org == org_of(conn), blobs.c.sha256 == sha256.removeprefix("sha256:")))
+    """Drop a blob's rows in all projects; its file is removed after the commit."""
+    conn.execute(delete(blobs).where(blobs.c.org == org_of(conn), blobs.c.sha256 == _digest(sha256)))
 
 
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+_INFO = (blobs.c.sha256, blobs.c.size_bytes, blobs.c.media_type)
 
 
-def _disk_error(error: OSError, root: Path) -> StoreFull | StoreUnreachable:
-    import errno
+def _mine(conn: Connection, project: str | None, sha256: str) -> tuple[ColumnElement[bool], ...]:
+    return blobs.c.project == _project(conn, project).scalar_subquery(), blobs.c.sha256 == _digest(sha256)
 
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"no space left for blobs in {root}", fix="Free some disk space; nothing was lost.")
-    return StoreUnreachable(f"blobs can't be written to {root}: {error.strerror}", fix="Check the directory.")
+
+def _project(conn: Connection, name: str | None) -> Select[tuple[str]]:
+    """The uid of a project: rows hang on that, since the name of a deleted project may be given to another."""
+    c = objects.c
+    return select(c.uid).where(c.org == org_of(conn), c.kind == "Project", c.project == "", c.name == name)
+
+
+def _digest(sha256: str) -> str:
+    return sha256.removeprefix("sha256:")

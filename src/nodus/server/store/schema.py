@@ -216,13 +216,15 @@ manifests = Table(
 blobs = Table(
     "blobs",
     metadata,
-    _org(key=True),
+    # Whose it is: the uid of a Project. The same bytes in two projects are one file and two rows.
+    Column("project", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    _org(),
     Column("sha256", String(64), nullable=False, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
     Column("media_type", String(253), nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Column("used_us", BigInteger, nullable=False),
-    Index(None, "used_us"),
+    Index(None, "org", "sha256"),
 )
 
 volume_revisions = Table(
