@@ -21,6 +21,7 @@ from nodus.server.services import Services
 from nodus.server.settings import Settings
 from nodus.server.signing import Signer
 from nodus.server.store import Store, objects
+from nodus.server.store.context import lock_objects
 from nodus.server.store.housekeeping import keep_house
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def low_disk(path: Path) -> str | None:
 
 
 def ensure_projects(conn: Connection) -> None:
-    """Create the projects every server has."""
+    """Create the projects every server has; another server may be starting on the same database."""
+    lock_objects(conn)
     for name in PROJECTS:
         if objects.find(conn, PROJECT, None, name) is None:
             objects.create(conn, PROJECT, None, name, {}, status={"phase": "Active"})
@@ -86,6 +88,7 @@ def ensure_projects(conn: Connection) -> None:
 
 def issue_admin_key(conn: Connection, services: Services) -> str:
     """Create an APIKey that may do everything and return the key; only its hash is stored."""
+    lock_objects(conn)
     name = "admin" if objects.find(conn, API_KEY, None, "admin") is None else generated_name("admin-")
     spec = {"scopes": ["*"], "projects": [], "description": "made by `nodus up`"}
     draft = Draft(

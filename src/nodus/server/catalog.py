@@ -16,9 +16,11 @@ from nodus.core.errors import NodusError
 from nodus.core.kinds import KINDS, OFFERING, Kind
 from nodus.core.kinds.decode import decode
 from nodus.server import machine
+from nodus.server.api.auth import CATALOG_PROJECT
 from nodus.server.controllers.service import node_id
 from nodus.server.kinds.base import same_spec
 from nodus.server.store import objects, versions
+from nodus.server.store.context import lock_objects
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CATALOG_PROJECT = "nodus"
 OBJECT_DIRECTORIES = ("runtimes", "environments")
 _FIRST_PHASE = {"Environment": "Pending", "TrainingRuntime": "Ready"}
 
@@ -73,6 +74,7 @@ def _check(path: Path, document: dict[str, Any]) -> None:
 
 def load(conn: Connection, services: Services, documents: list[dict[str, Any]]) -> list[str]:
     """Bring the catalog's objects and this machine's offerings up to date; return what changed, ``kind/name`` each."""
+    lock_objects(conn)
     changed = [name for document in documents if (name := _upsert(conn, document)) is not None]
     changed += _load_offerings(conn, services)
     return changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from nodus.core.kinds import ATTEMPT
 from nodus.server.api.app import describe_routes
 from nodus.server.services import Services
-from nodus.server.store import Object, objects
+from nodus.server.store import Object, events, objects
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import JOBS, SECRETS, TRAINING_JOBS, V1, VOLUMES, job
 
@@ -68,6 +69,41 @@ async def test_projects_bound_a_key(api: Api, with_key: Callable[..., Api], put:
     projects = await client.ok("GET", f"{V1}/projects")
     assert [item["metadata"]["name"] for item in projects["items"]] == ["default", "nodus"]
     assert (await client.call("GET", f"{V1}/namespaces/nodus/environments")).status_code == 200
+
+
+async def test_key_of_a_project_sees_no_event_key_or_count_of_others(
+    api: Api, with_key: Callable[..., Api], put: Callable[..., Object], services: Services
+) -> None:
+    await api.ok("POST", f"{V1}/projects", json={"metadata": {"name": "other"}})
+    theirs = services.store.write_sync(events.record, put("Job", "b", project="other"), "Normal", "R", "secret plan")
+    own = services.store.write_sync(events.record, put("Job", "a"), "Normal", "R", "m")
+    with_key("*", projects=["other"], name="theirs")
+    client = with_key("*", projects=["default"], name="own")
+
+    await client.fails(404, "NotFound", "GET", f"{V1}/events/{theirs.name}")
+    assert (await client.ok("GET", f"{V1}/events/{own.name}"))["message"] == "m"
+    for name in ("admin", "theirs"):
+        await client.fails(404, "NotFound", "GET", f"{V1}/apikeys/{name}")
+        await client.fails(404, "NotFound", "DELETE", f"{V1}/apikeys/{name}")
+        assert (await client.patch(f"{V1}/apikeys/{name}", {"spec": {"description": "x"}})).status_code == 404
+    listed = await client.ok("GET", f"{V1}/apikeys")
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["own"]
+    await client.fails(403, "Forbidden", "GET", "/metrics")
+
+
+async def test_pages_of_a_limited_key_are_full_and_name_nothing_of_others(
+    api: Api, with_key: Callable[..., Api], put: Callable[..., Object]
+) -> None:
+    await api.ok("POST", f"{V1}/projects", json={"metadata": {"name": "aaa"}})
+    for name in ("x", "y", "z"):
+        put("Job", f"hidden-{name}", project="aaa")
+        put("Job", name)
+    client = with_key("*", projects=["default"])
+    page = await client.ok("GET", f"{V1}/jobs", params={"limit": 2})
+    assert [item["metadata"]["name"] for item in page["items"]] == ["x", "y"]
+    assert b"hidden" not in base64.urlsafe_b64decode(page["metadata"]["continue"])
+    rest = await client.ok("GET", f"{V1}/jobs", params={"limit": 2, "continue": page["metadata"]["continue"]})
+    assert ([item["metadata"]["name"] for item in rest["items"]], "continue" in rest["metadata"]) == (["z"], False)
 
 
 async def test_watch_over_all_projects_shows_only_the_keys_own(
@@ -167,6 +203,7 @@ async def test_forged_attempt_tokens_are_refused(app: Any, services: Services, a
         f"nodusat_{version}.{uid[::-1]}.{mac}",
         f"nodusat_99.{uid}.{mac}",
         f"nodusat_x.{uid}.{mac}",
+        f"nodusat_{'9' * 5000}.{uid}.{mac}",
         f"nodusat_{version}.{uid}.",
         f"nodusat_{version}.{mac}",
     ):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from nodus.core.kinds import KINDS
+from nodus.server.store import Object
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import BETA, JOBS, SECRETS, TRAINING_JOBS, V1, VOLUMES, job
 
@@ -45,6 +48,34 @@ BODIES = {
 async def test_hostile_body_on_create(api: Api, path: str, body: bytes) -> None:
     answer = await api.call("POST", path, content=body, headers={"Content-Type": "application/json"})
     assert_status(answer)
+
+
+async def test_hostile_page_tokens_are_bad_requests(api: Api, put: Callable[..., Object]) -> None:
+    put("TrainingJob", "run")
+    await api.fails(400, "BadRequest", "GET", f"{TRAINING_JOBS}/run/taskevents", params={"after": "9" * 40})
+    await api.fails(400, "BadRequest", "GET", f"{TRAINING_JOBS}/run/taskevents", params={"after": "\u0663"})
+    for value in ([1, "\ud800", "x"], [1, "a\0", "x"], [1, ["a"], "x"], ["1", "a", "b"], {}, 5):
+        token = base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
+        await api.fails(400, "BadRequest", "GET", JOBS, params={"continue": token})
+    token = base64.urlsafe_b64encode(b"[" * 40_000).decode()
+    await api.fails(400, "BadRequest", "GET", JOBS, params={"continue": token})
+
+
+async def test_links_with_hostile_keys_are_refused(anonymous: Api) -> None:
+    for key in ("9" * 5000, "\u0661", "1_0", " 1"):
+        query = {"key": key, "signature": "x", "expires": "9"}
+        await anonymous.fails(403, "Forbidden", "GET", "/blobs/v1/signed/blobs/" + "0" * 64, params=query)
+
+
+async def test_mistakes_without_end_are_named_only_so_far(api: Api) -> None:
+    flood = {f"k{number}": 1 for number in range(50_000)}
+    for body in (
+        {"metadata": {"name": "j", **flood}},
+        {**flood},
+        {"metadata": {"labels": {f"-{k}": "" for k in flood}}},
+    ):
+        status = await api.fails(422, "Invalid", "POST", JOBS, json=body)
+        assert len(status["details"]["causes"]) <= 200
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())

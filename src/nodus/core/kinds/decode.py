@@ -12,6 +12,9 @@ from pydantic_core import ErrorDetails
 from nodus.core.errors import Cause
 from nodus.core.kinds.base import Model
 
+MOST_CAUSES = 100
+"""Further mistakes in one object are not named: looking for what was meant takes time, and nobody reads them."""
+
 
 def decode(model: type[Model], value: Any, prefix: str = "spec") -> tuple[Model | None, list[Cause]]:
     """Check ``value`` against ``model``.
@@ -22,13 +25,13 @@ def decode(model: type[Model], value: Any, prefix: str = "spec") -> tuple[Model 
         prefix: Path of ``value`` in its object, for the causes.
 
     Returns:
-        The model and no causes, or None and one cause for every mistake, in the order of the fields.
+        The model and no causes, or None and one cause for each mistake (of the first hundred), in order of the fields.
     """
     try:
         # Only the wire's names count: a snake_case key is a mistake there, not another spelling.
         return model.model_validate(value, by_alias=True, by_name=False), []
     except ValidationError as error:
-        return None, [_cause(model, detail, prefix) for detail in error.errors(include_url=False)]
+        return None, [_cause(model, detail, prefix) for detail in error.errors(include_url=False)[:MOST_CAUSES]]
 
 
 def _cause(model: type[Model], detail: ErrorDetails, prefix: str) -> Cause:

@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodus._version import __version__
-from nodus.core.errors import MethodNotAllowed, NotFound
+from nodus.core.errors import Forbidden, MethodNotAllowed, NotFound
 from nodus.core.kinds import KINDS, PROJECT, VOLUME, Kind
 from nodus.server import machine, metrics
 from nodus.server.api import attempt_api, blobs, discovery, reading, resources, streams, volumes
@@ -183,7 +183,9 @@ async def readyz(request: Request, services: Services) -> Response:
 
 
 async def metrics_text(call: Call) -> Response:
-    """Prometheus' text form; any key may read it."""
+    """Prometheus' text form, for keys that reach every project: the counts are over all of them."""
+    if call.principal.projects:
+        raise Forbidden(f"{call.principal.name} does not reach every project", fix="Use a key without projects.")
     counts = await call.services.store.read(_count_objects)
     return Response(call.services.metrics.render(counts), media_type=metrics.CONTENT_TYPE)
 

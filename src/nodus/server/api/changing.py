@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from starlette.responses import Response
 
@@ -21,6 +21,7 @@ from nodus.server.api.reading import find
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft, check_immutable, same_spec
 from nodus.server.store import objects
+from nodus.server.store.cascade import Propagation
 from nodus.server.store.context import lock_objects
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-Propagation = Literal["Background", "Foreground", "Orphan"]
 _UPDATE_TRIES = 5
 
 
@@ -149,7 +149,7 @@ async def delete(call: Call, kind: Kind) -> Response:
     call.principal.require("delete", kind, call.project, name)
     options = await read_object(call.request, optional=True)
     propagation = options.get("propagationPolicy") or call.query("propagationPolicy") or "Background"
-    if propagation not in ("Background", "Foreground", "Orphan"):
+    if propagation not in get_args(Propagation):
         raise BadRequest(f"propagationPolicy {propagation!r} is not known", fix="Use Background, Foreground or Orphan.")
     dry_run = is_dry_run(call)
     run = call.services.store.read if dry_run else call.services.store.write
@@ -163,6 +163,8 @@ async def delete(call: Call, kind: Kind) -> Response:
 def _delete(
     conn: Connection, call: Call, kind: Kind, name: str, propagation: Propagation, preconditions: Any, dry_run: bool
 ) -> str:
+    if not dry_run:
+        lock_objects(conn)  # so that what the checks below see is what is deleted
     obj = find(conn, call, kind, name)
     wanted = preconditions if isinstance(preconditions, dict) else {}
     for key, value in (("uid", obj.uid), ("resourceVersion", str(obj.resource_version))):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.errors import BadRequest, Cause
 from nodus.core.ids import name_problem
 from nodus.core.kinds import Kind
+from nodus.core.kinds.decode import MOST_CAUSES
 from nodus.server.api.http import json_type
 from nodus.server.kinds.base import Draft
 
@@ -55,13 +57,12 @@ def read_envelope(
     """
     causes: list[Cause] = []
     _check_identity(kind, project, body)
-    for key in body:
-        if key not in TOP_FIELDS:
-            causes.append(_unknown(str(key), str(key), TOP_FIELDS))
+    for key in islice((key for key in body if key not in TOP_FIELDS), MOST_CAUSES):
+        causes.append(_unknown(str(key), str(key), TOP_FIELDS))
     metadata = _object(body.get("metadata"), "metadata", causes)
-    for key in metadata:
-        if key not in WRITABLE_METADATA and key not in SERVER_METADATA:
-            causes.append(_unknown(f"metadata.{key}", str(key), WRITABLE_METADATA))
+    unknown = (key for key in metadata if key not in WRITABLE_METADATA and key not in SERVER_METADATA)
+    for key in islice(unknown, MOST_CAUSES):
+        causes.append(_unknown(f"metadata.{key}", str(key), WRITABLE_METADATA))
     draft = Draft(
         kind=kind,
         project=project,
@@ -133,6 +134,7 @@ def _labels(value: Any, causes: list[Cause]) -> dict[str, str]:
     found = _object(value, "metadata.labels", causes)
     if len(found) > 64:
         causes.append(Cause("metadata.labels", "FieldValueInvalid", f"at most 64 labels fit, these are {len(found)}"))
+        return {}
     for key, text in found.items():
         path = f"metadata.labels.{key}"
         if not _is_label_key(key):
@@ -165,6 +167,8 @@ def _annotations(value: Any, causes: list[Cause]) -> dict[str, str]:
     found = _object(value, "metadata.annotations", causes)
     size = 0
     for key, text in found.items():
+        if len(causes) > MOST_CAUSES:
+            break
         path = f"metadata.annotations.{key}"
         if not _is_label_key(key):
             causes.append(Cause(path, "FieldValueInvalid", f"{_short(key)!r} is not an annotation name"))

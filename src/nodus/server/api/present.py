@@ -30,13 +30,15 @@ def present(conn: Connection, kind: Kind, obj: Object) -> dict[str, Any]:
 
 
 def project_filter(principal: Principal, kind: Kind) -> Callable[[Object], bool]:
-    """Which objects of an answer the caller may see: those of its projects, and events about those."""
+    """Which objects the caller may see: those of its projects, events about those, and keys that reach no further."""
     if not principal.projects:
         return _all
     if kind is PROJECT:
         return lambda obj: principal.sees(obj.name)
     if kind is EVENT:
         return lambda obj: principal.sees(str(obj.spec.get("involvedObject", {}).get("namespace", "")))
+    if kind is API_KEY:
+        return lambda obj: bool(obj.spec.get("projects")) and all(map(principal.sees, obj.spec["projects"]))
     return lambda obj: obj.project is None or principal.sees(obj.project)
 
 

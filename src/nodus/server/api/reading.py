@@ -39,10 +39,10 @@ def find(conn: Connection, call: Call, kind: Kind, name: str) -> Object:
     """The named object, if the caller may see it.
 
     Raises:
-        NotFound: it is not there, or it is a project out of the key's reach.
+        NotFound: it is not there, or it is out of the key's reach.
     """
     obj = objects.find(conn, kind, call.project, name)
-    if obj is None or (kind is PROJECT and not call.principal.sees(name)):
+    if obj is None or not project_filter(call.principal, kind)(obj):
         raise not_found(kind, name)
     return obj
 
@@ -66,9 +66,9 @@ def _list(conn: Connection, call: Call, kind: Kind) -> tuple[list[dict[str, Any]
         conn, kind, call.project,
         labels=call.query("labelSelector"), fields=call.query("fieldSelector"),
         limit=call.number("limit", 1, 10_000), continue_=call.query("continue"),
+        visible=project_filter(call.principal, kind),
     )  # fmt: skip
-    seen = project_filter(call.principal, kind)
-    return [present(conn, kind, obj) for obj in page.items if seen(obj)], page
+    return [present(conn, kind, obj) for obj in page.items], page
 
 
 def require_project(conn: Connection, project: str | None) -> None:

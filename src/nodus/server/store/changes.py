@@ -132,7 +132,9 @@ def prune(conn: Connection, *, keep_s: float = RETAIN_S, keep_rows: int = RETAIN
     if not numbers:
         return 0
     conn.execute(delete(changes).where(changes.c.rv <= numbers[-1]))
-    conn.execute(text("UPDATE sequences SET value = :rv WHERE name = 'pruned'"), {"rv": numbers[-1]})
+    # Another server may have pruned further meanwhile: the horizon never goes back, or a watch would miss changes.
+    raise_horizon = text("UPDATE sequences SET value = :rv WHERE name = 'pruned' AND value < :rv")
+    conn.execute(raise_horizon, {"rv": numbers[-1]})
     return len(numbers)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from nodus.core.errors import BadRequest, Expired
 from nodus.core.kinds import Kind
 from nodus.core.selectors import Requirement, matches_fields, matches_labels, parse_selector
 from nodus.server.store import changes
-from nodus.server.store.codec import dumps, loads
+from nodus.server.store.codec import clean, dumps, loads
 from nodus.server.store.context import org_of, rv_now
 from nodus.server.store.object import Object, from_row
 from nodus.server.store.rows import indexed
@@ -65,6 +65,7 @@ def list_(
     fields: Selector = None,
     limit: int | None = None,
     continue_: str | None = None,
+    visible: Callable[[Object], bool] | None = None,
 ) -> Page:
     """Return objects of a kind in the order of project and name.
 
@@ -76,6 +77,7 @@ def list_(
         fields: field selector over dotted paths of the wire form; declared ones are found through an index.
         limit: most items of the page; None gives all.
         continue_: the token of the page before.
+        visible: which objects the caller may see; None means all.
 
     Raises:
         BadRequest: a selector or the token can't be read.
@@ -90,7 +92,7 @@ def list_(
     query = _query(org_of(conn), kind, project, wanted_labels, wanted_fields)
     items: list[Object] = []
     for obj in _scan(conn, query, after, limit):
-        if not _matches(obj, wanted_labels, wanted_fields):
+        if not _matches(obj, wanted_labels, wanted_fields) or (visible is not None and not visible(obj)):
             continue
         if limit is not None and len(items) == limit:
             last = items[-1]
@@ -168,6 +170,8 @@ def _encode(rv: int, project: str, name: str) -> str:
 def _decode(token: str) -> tuple[int, tuple[str, str]]:
     try:
         rv, project, name = loads(base64.urlsafe_b64decode(token.encode()).decode())
-        return int(rv), (str(project), str(name))
-    except (ValueError, TypeError, binascii.Error) as error:
+        if not isinstance(rv, int) or any(not isinstance(text, str) or clean(text) != text for text in (project, name)):
+            raise ValueError("not what _encode wrote")
+        return rv, (project, name)
+    except (ValueError, TypeError, binascii.Error, RecursionError) as error:
         raise BadRequest(f"{token!r} is no continue token of this server", fix="List again without it.") from error

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.core.clock import rfc3339
 from nodus.core.errors import BadRequest, Conflict
 from nodus.server.store.codec import clean, dumps, from_us, loads
-from nodus.server.store.context import lock_objects, next_number, now_us, org_of
+from nodus.server.store.context import insert_into, lock_objects, next_number, now_us, org_of
 from nodus.server.store.schema import task_events, verdicts
 
 _COUNTER = "taskevents"
@@ -70,7 +69,7 @@ def append(conn: Connection, trainingjob_uid: str, attempt: str, events: Sequenc
         return 0
     lock_objects(conn)
     last = next_number(conn, _COUNTER, len(events))
-    statement = _insert(conn, task_events).on_conflict_do_nothing().returning(task_events.c.seq)
+    statement = insert_into(conn, task_events).on_conflict_do_nothing().returning(task_events.c.seq)
     now, org = now_us(conn), org_of(conn)
     new = 0
     for seq, event in enumerate(events, last - len(events) + 1):
@@ -162,7 +161,7 @@ def record_verdicts(
         }
         for seq, item in enumerate(items, last - len(items) + 1)
     ]
-    conn.execute(_insert(conn, verdicts).on_conflict_do_nothing(), values)
+    conn.execute(insert_into(conn, verdicts).on_conflict_do_nothing(), values)
     recorded = find_verdicts(conn, trainingjob_uid, attempt, [item.key for item in items])
     for item in items:
         there = recorded[item.key]
@@ -238,10 +237,6 @@ def count_verdicts(conn: Connection, trainingjob_uid: str) -> int:
     return int(conn.execute(query).scalar_one())
 
 
-def _insert(conn: Connection, table: Any) -> Any:
-    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
-
-
 def _page(query: Select[Any], table: Any, attempt: str | None, limit: int) -> Select[Any]:
     if attempt is not None:
         query = query.where(table.c.attempt == attempt)
@@ -251,7 +246,7 @@ def _page(query: Select[Any], table: Any, attempt: str | None, limit: int) -> Se
 def _position(token: str | None) -> int:
     if not token:
         return 0
-    if not token.isdecimal():
+    if not token.isascii() or not token.isdecimal() or len(token) > 18:
         raise BadRequest(f"{token!r} is no page token", fix="Pass the `continue` of the page before.")
     return int(token)
 
