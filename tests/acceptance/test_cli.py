@@ -345,6 +345,18 @@ def test_help_of_every_command_shows_an_example(machine: Machine) -> None:
         assert "Example" in machine.ok(name, "--help"), name
 
 
+def test_get_imports_nothing_heavy(machine: Machine) -> None:
+    program = (
+        "import sys; from nodus.cli.main import main; code = main(['get', 'tj']); print(code, *sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=machine.environment, check=True
+    )
+    code, *modules = done.stdout.splitlines()[-1].split()
+    assert code == "0"
+    assert not {"pydantic", "rich", "yaml", "httpx", "asyncio", "sqlalchemy", "torch"} & set(modules)
+
+
 def test_python_reads_the_same_configuration(machine: Machine) -> None:
     program = (
         "import nodus; print(nodus.Client().whoami().user, nodus.Environment.from_name('nodus/arithmetic').reference)"
