@@ -15,7 +15,7 @@ class Loader(yaml.SafeLoader):
     """PyYAML's safe loader, with the differences that the module names."""
 
     # The wire has no date type.
-    yaml_implicit_resolvers: ClassVar = {
+    yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -8,6 +8,12 @@ from typing import Any
 
 from nodus.core.errors import BadRequest, Invalid
 
+MAX_OPERATIONS = 1000
+MAX_COPIED = 1024 * 1024
+"""Characters and values that all the ``copy`` operations of one patch may copy: a few dozen that copy an object into
+itself would double it until memory runs out."""
+MAX_DEPTH = 64
+
 
 def merge_patch(target: Any, patch: Any) -> Any:
     """Return ``target`` with an RFC 7386 merge patch applied; the arguments stay as they are."""
@@ -27,18 +33,55 @@ def json_patch(target: Any, operations: Any) -> Any:
 
     Raises:
         BadRequest: When the patch is not a list of operations.
-        Invalid: When an operation's path doesn't exist or a ``test`` fails.
+        Invalid: When an operation's path doesn't exist, a ``test`` fails, or the result is larger or deeper than sense.
     """
     if not isinstance(operations, Sequence) or isinstance(operations, str | bytes):
         raise BadRequest(
             "a JSON patch is a list of operations", fix='Send [{"op": "replace", "path": "/spec/x", "value": 1}].'
         )
+    if len(operations) > MAX_OPERATIONS:
+        raise BadRequest(f"a JSON patch has at most {MAX_OPERATIONS} operations, this one {len(operations)}")
     document = copy.deepcopy(target)
+    copied = 0
     for number, operation in enumerate(operations):
         if not isinstance(operation, Mapping) or not isinstance(operation.get("path"), str):
             raise BadRequest(f"operation {number} of the JSON patch has no op and path")
+        if operation.get("op") == "copy":
+            copied += _copied(document, operation, number)
+            if copied > MAX_COPIED:
+                raise Invalid(f"operation {number} of the JSON patch: the copies are over {MAX_COPIED} characters")
         document = _apply(document, operation, number)
+    if _measure(document)[1] > MAX_DEPTH:
+        raise Invalid(f"the patched object is nested deeper than {MAX_DEPTH} levels")
     return document
+
+
+def _copied(document: Any, operation: Mapping[str, Any], number: int) -> int:
+    """Return the size of what a ``copy`` is about to copy; a path that leads nowhere is refused when it is applied."""
+    try:
+        size, depth = _measure(_get(document, _parse(str(operation.get("from")))))
+    except (KeyError, IndexError, TypeError, ValueError):
+        return 0
+    if depth > MAX_DEPTH:
+        raise Invalid(f"operation {number} of the JSON patch: what it copies is nested deeper than {MAX_DEPTH} levels")
+    return size
+
+
+def _measure(value: Any) -> tuple[int, int]:
+    """Return the size, in characters of text and number of values, and the depth; without recursion."""
+    size = depth = 0
+    pending = [(value, 0)]
+    while pending:
+        item, level = pending.pop()
+        size, depth = size + 1, max(depth, level)
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, dict):
+            size += sum(map(len, item))
+            pending.extend((child, level + 1) for child in item.values())
+        elif isinstance(item, list):
+            pending.extend((child, level + 1) for child in item)
+    return size, depth
 
 
 def _apply(document: Any, operation: Mapping[str, Any], number: int) -> Any:

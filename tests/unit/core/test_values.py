@@ -111,6 +111,24 @@ def test_bad_json_patches_are_typed(operations: Any, error: type[Exception]) -> 
         json_patch({"a": 1, "l": []}, operations)
 
 
+def _nested(levels: int) -> dict[str, Any]:
+    return {"n": _nested(levels - 1)} if levels else {}
+
+
+@pytest.mark.parametrize(
+    ("operations", "error", "says"),
+    [
+        ([{"op": "copy", "from": "", "path": "/a"}] * 80, Invalid, "nested deeper"),
+        ([{"op": "copy", "from": "", "path": f"/a{number}"} for number in range(60)], Invalid, "the copies are over"),
+        ([{"op": "test", "path": "/a", "value": 1}] * 1001, BadRequest, "at most 1000 operations"),
+        ([{"op": "add", "path": "/n" * 50 * n, "value": _nested(50)} for n in range(40)], Invalid, "nested deeper"),
+    ],
+)
+def test_json_patches_that_grow_without_end_are_refused(operations: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        json_patch({"a": 1, "l": ["x" * 100]}, operations)
+
+
 @pytest.mark.parametrize(
     ("selector", "labels", "expected"),
     [
