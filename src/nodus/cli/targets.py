@@ -8,7 +8,7 @@ from typing import NamedTuple
 import click
 
 from nodus.cli.session import Session
-from nodus.client.kinds import KindInfo, find_kind, resolve_kind
+from nodus.client.kinds import GROUP, KindInfo, find_kind, resolve_kind
 
 
 class Target(NamedTuple):
@@ -69,5 +69,6 @@ def _named(kind: KindInfo, name: str) -> Target:
 
 
 def _kind(session: Session, word: str) -> KindInfo:
+    word = word.removesuffix(f".{GROUP}")  # as `-o name` prints it
     known = find_kind(word)
     return known if known is not None else session.run(resolve_kind(session.api, word))

@@ -16,7 +16,9 @@ from nodus.cli.formats import as_list, check_format, to_yaml, typed_name
 from nodus.cli.jsonpath import JsonPathError, find, render
 from nodus.cli.manifests import read_manifests
 from nodus.cli.render import error_lines
+from nodus.cli.session import Options, Session
 from nodus.cli.tables import TablePrinter, plain_table
+from nodus.cli.targets import parse_target
 from nodus.client.http import ConnectionFailed
 
 DOCUMENT = {
@@ -132,6 +134,12 @@ def test_error_of_this_machine_does_not_blame_the_server() -> None:
 
 def test_missing_key_says_how_to_get_one() -> None:
     assert "nodus login --with-token" in error_lines(errors.Unauthorized("no key"))[1]
+
+
+def test_printed_names_are_taken_as_arguments() -> None:
+    printed = typed_name({"kind": "TrainingJob", "metadata": {"name": "x"}})
+    target = parse_target(Session(Options()), [printed])
+    assert (target.kind.name, target.name) == ("TrainingJob", "x")
 
 
 def test_names_and_lists() -> None:
