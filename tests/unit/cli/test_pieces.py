@@ -139,7 +139,7 @@ def test_missing_key_says_how_to_get_one() -> None:
 def test_printed_names_are_taken_as_arguments() -> None:
     printed = typed_name({"kind": "TrainingJob", "metadata": {"name": "x"}})
     target = parse_target(Session(Options()), [printed])
-    assert (target.kind.name, target.name) == ("TrainingJob", "x")
+    assert (target.kind.kind, target.name) == ("TrainingJob", "x")
 
 
 def test_names_and_lists() -> None:
