@@ -280,6 +280,7 @@ def test_run_is_waited_for_read_and_copied(machine: Machine, manifest: Manifest,
         == "job/a-run condition met\n"
     )
     assert machine.ok("logs", "job/a-run", "--tail", "1", "--timestamps").rstrip().endswith("hello")
+    assert "has no attempt '9'" in machine.fails("logs", "job/a-run", "--attempt", "9")
     described = machine.ok("describe", "job/a-run")
     assert "Phase:          Succeeded" in described and "Attempts:" in described and "Events:" in described
     assert "job/a-run" in machine.ok("events", "--for", "job/a-run")

@@ -20,7 +20,8 @@ def check_format(value: str | None, allowed: Sequence[str]) -> str | None:
     Raises:
         click.UsageError: For an unknown format.
     """
-    if value is None or value in allowed or (value.startswith("jsonpath=") and "jsonpath" in allowed):
+    template = value.removeprefix("jsonpath=") if value and value.startswith("jsonpath=") else None
+    if value is None or (value in allowed and value != "jsonpath") or (template and "jsonpath" in allowed):
         return value
     from nodus.client.suggest import did_you_mean
 

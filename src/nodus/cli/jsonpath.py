@@ -30,6 +30,8 @@ def render(template: str, document: Any) -> str:
     if "{" not in template:
         template = "{" + template + "}"
     pieces = re.split(r"(\{[^{}]*\})", template)
+    if any(brace in piece for piece in pieces[::2] for brace in "{}"):
+        raise JsonPathError(f"JSONPath {template!r} has a brace without its other half")
     return "".join(_piece(piece, document) for piece in pieces)
 
 

@@ -126,6 +126,10 @@ def main(argv: list[str] | None = None) -> int:
         # The reader (head, less) has enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+    except OSError as error:  # a file of the user's that can't be read or written, a full disk
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"error: {where}{error.strerror or error}")
+        return 1
 
 
 def _say(*lines: str) -> None:

@@ -13,6 +13,8 @@ Operator = Literal["=", "!=", "in", "notin", "exists", "!exists"]
 _SET = re.compile(r"([^\s!=,()]+)\s+(in|notin)\s+\(([^()]*)\)")
 _PAIR = re.compile(r"([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)")
 _BARE = re.compile(r"(!?)([^\s!=,()]+)")
+MAX_TERMS = 100
+"""Of one selector; a database refuses queries of a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ def parse_selector(text: str) -> tuple[Requirement, ...]:
     position, text = 0, text.strip()
     while position < len(text):
         requirement, position = _term(text, position)
+        if len(found) == MAX_TERMS:
+            raise BadRequest(f"a selector has at most {MAX_TERMS} terms", fix="Use `key in (a,b)` for several values.")
         found.append(requirement)
         rest = text[position:].lstrip()
         if rest and not rest.startswith(","):
@@ -66,7 +70,7 @@ def _term(text: str, position: int) -> tuple[Requirement, int]:
 
 
 def _bad(text: str) -> BadRequest:
-    return BadRequest(f"{text!r} is not a selector", fix="Write it like app=web,tier!=db,env in (dev,prod).")
+    return BadRequest(f"{text[:200]!r} is not a selector", fix="Write it like app=web,tier!=db,env in (dev,prod).")
 
 
 def matches_labels(requirements: tuple[Requirement, ...], labels: Mapping[str, str]) -> bool:

@@ -7,6 +7,7 @@ receives a :class:`Settings`.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ Role = Literal["api", "controllers", "gateway"]
 ALL_ROLES: tuple[Role, ...] = ("api", "controllers", "gateway")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 SETTINGS_FILE = "nodus.toml"
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+")
 
 
 class SettingsError(ValueError):
@@ -61,6 +63,8 @@ class Settings(BaseModel):
         for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not path.is_file():
                 raise ValueError(f"{flag}: there is no file {path}")
+        if self.public_url is not None and not _ORIGIN.fullmatch(self.public_url):
+            raise ValueError(f"--public-url {self.public_url!r} is no origin; write it like https://nodus.example.com")
         if self.host not in LOOPBACK_HOSTS and self.tls_cert is None and not self.behind_proxy:
             raise ValueError(
                 f"--host {self.host} is reachable from other machines and would send keys in clear; "

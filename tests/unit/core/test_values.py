@@ -158,3 +158,9 @@ def test_field_selectors_follow_dotted_paths() -> None:
     wire = {"status": {"phase": "Ready", "n": 3, "ok": True}}
     assert matches_fields(parse_selector("status.phase=Ready,status.n=3,status.ok=true,spec.x!=1"), wire)
     assert not matches_fields(parse_selector("status.phase.deep=Ready"), wire)
+
+
+def test_endless_selectors_are_refused() -> None:
+    assert len(parse_selector(",".join(["a=b"] * 100))) == 100
+    with pytest.raises(BadRequest, match="at most 100 terms"):
+        parse_selector(",".join(["a=b"] * 101))

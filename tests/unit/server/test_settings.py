@@ -37,6 +37,8 @@ def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
         ({"host": "0.0.0.0"}, "--tls-cert"),
         ({"host": "10.0.0.1"}, "--behind-proxy"),
         ({"tls_cert": "/c"}, "--tls-key"),
+        ({"public_url": "nodus.example.com"}, "--public-url"),
+        ({"public_url": "https://nodus.example.com/"}, "--public-url"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )

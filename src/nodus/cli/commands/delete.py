@@ -80,6 +80,8 @@ def _targets(
     if whole and not selector and not everything:
         raise click.UsageError(f"name the {whole[0].kind.plural}, or select them with -l LABELS or --all.")
     named = [target for target in found if target.name is not None]
+    if named and (selector or everything):
+        raise click.UsageError(f"{named[0].name!r} is a name; -l and --all go with a kind alone.")
     for target in whole:
         listed = session.run(session.resources.list(target.kind, project=target.project, labels=selector))
         named += [target._replace(name=str(item["metadata"]["name"])) for item in listed]

@@ -55,6 +55,9 @@ def command(new_key: bool, roles: str | None, data_dir: Path | None, **given: An
     given["roles"] = tuple(roles.split(",")) if roles else None
     if data_dir is not None:
         given["data_dir"] = data_dir.expanduser().absolute()
+    for name in ("tls_cert", "tls_key"):  # a detached server works in another directory
+        if given[name] is not None:
+            given[name] = given[name].expanduser().absolute()
     options = UpOptions(**given)
     options = _with_key(options, new_key)
     up(options, on_ready=lambda started: _ready(started, options))

@@ -49,6 +49,8 @@ def command(session: Session, what: tuple[str, ...], condition: str, timeout: st
         timeout_s = parse_duration(timeout)
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}.") from error
+    if condition in ("jsonpath=", "condition=") or condition.startswith("jsonpath=="):
+        raise click.UsageError(f"--for={condition} names nothing to look at.")
     for target in parse_targets(session, what):
         if target.name is None:
             raise click.UsageError("name the objects, such as tj/my-run.")

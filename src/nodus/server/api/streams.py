@@ -67,6 +67,10 @@ async def log(call: Call, kind: Kind) -> Response:
     if call.services.backend is None:
         raise Unavailable("this server does not run jobs", fix="Ask the server that runs controllers.")
     await call.services.store.read(find, call, kind, name)
+    if query.attempt is not None and not query.follow:
+        state = await call.services.store.read(_log_state, call.project or "", kind, name, query.attempt)
+        if not state.attempts:
+            raise NotFound(f"{kind.singular} {name} has no attempt {query.attempt[:60]!r}")
     body = _log_body(call, kind, name, query)
     return StreamResponse(body, call.services.stopping, "text/plain; charset=utf-8")
 

@@ -1,0 +1,74 @@
+"""Commands used wrongly: one line and an exit code, never a traceback and never a guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from nodus.cli import main as cli
+from nodus.cli.formats import check_format
+from nodus.cli.jsonpath import JsonPathError, render
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user with a key of a server that isn't there; none of these commands gets as far as asking it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NODUS_API_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("NODUS_API_KEY", "k")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("delete tj/one --all", "'one' is a name"),
+        ("delete tj/one -l a=b", "'one' is a name"),
+        ("wait tj/one --for=jsonpath=", "names nothing to look at"),
+        ("wait tj/one --for=condition=", "names nothing to look at"),
+        ("get tj -o jsonpath", "unknown output format"),
+        ("get tj -o jsonpath=", "unknown output format"),
+    ],
+)
+def test_wrong_usage_ends_with_two(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words.split()) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    @click.command()
+    def command() -> None:
+        (tmp_path / "none" / "file").write_text("x")
+
+    monkeypatch.setattr(cli, "root", command)
+    assert cli.main([]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'none' / 'file'}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("template", ["{", "a}b", "{.a}{", "{{.a}}"])
+def test_half_a_brace_is_refused(template: str) -> None:
+    with pytest.raises(JsonPathError, match="brace"):
+        render(template, {"a": 1})
+
+
+def test_jsonpath_needs_a_template() -> None:
+    assert check_format("jsonpath={.a}", ("jsonpath",)) == "jsonpath={.a}"
+    with pytest.raises(click.UsageError, match="jsonpath=TEMPLATE"):
+        check_format("jsonpath", ("jsonpath",))
+
+
+def test_relative_certificates_are_found_by_a_server_that_works_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from nodus.server import lifecycle
+
+    seen: list[lifecycle.UpOptions] = []
+    monkeypatch.setattr(lifecycle, "up", lambda options, on_ready: seen.append(options))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main("up --detach --data-dir data --tls-cert c.pem --tls-key k.pem".split()) == 0
+    assert (seen[0].tls_cert, seen[0].tls_key) == (tmp_path / "c.pem", tmp_path / "k.pem")
