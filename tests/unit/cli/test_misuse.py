@@ -70,5 +70,5 @@ def test_relative_certificates_are_found_by_a_server_that_works_elsewhere(
     monkeypatch.setattr(lifecycle, "up", lambda options, on_ready: seen.append(options))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert cli.main("up --detach --data-dir data --tls-cert c.pem --tls-key k.pem".split()) == 0
+    assert cli.main(["up", "--detach", "--data-dir", "data", "--tls-cert", "c.pem", "--tls-key", "k.pem"]) == 0
     assert (seen[0].tls_cert, seen[0].tls_key) == (tmp_path / "c.pem", tmp_path / "k.pem")
