@@ -29,9 +29,16 @@ def prepare(document: Mapping[str, Any], project: str | None) -> tuple[dict[str,
     if annotations or "annotations" in metadata:
         metadata["annotations"] = annotations
     plain = {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
-    last = canonical_json(plain)
+    last = canonical_json(_without_values(plain))
     sent = plain | {"metadata": metadata | {"annotations": annotations | {LAST_APPLIED: last}}}
     return sent, last
+
+
+def _without_values(document: dict[str, Any]) -> dict[str, Any]:
+    spec = document.get("spec")
+    if document.get("kind") != "Secret" or not isinstance(spec, Mapping):
+        return document
+    return document | {"spec": {key: value for key, value in spec.items() if key != "stringData"}}
 
 
 def three_way_patch(document: Mapping[str, Any], last: str, live: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -47,7 +54,11 @@ def three_way_patch(document: Mapping[str, Any], last: str, live: Mapping[str, A
         original = json.loads(annotations.get(LAST_APPLIED) or "{}")
     except ValueError:
         original = {}
-    patch = _diff(original, json.loads(last), live)
+    metadata = document["metadata"]
+    written = {key: value for key, value in metadata["annotations"].items() if key != LAST_APPLIED}
+    kept = {key: value for key, value in metadata.items() if key != "annotations"}
+    wanted = document | {"metadata": kept | ({"annotations": written} if written else {})}
+    patch = _diff(original, wanted, live)
     patch.pop("apiVersion", None)
     patch.pop("kind", None)
     if not patch:

@@ -223,7 +223,8 @@ class Resources:
         changed = await self.api.call(
             "PATCH", info.path(home, name), query=query, body=patch, headers={"Content-Type": MERGE_PATCH}
         )
-        return Applied(changed, "configured")
+        same = live["metadata"].get("resourceVersion") == changed["metadata"].get("resourceVersion") is not None
+        return Applied(changed, "unchanged" if same and not dry_run else "configured")
 
     async def patch(
         self,

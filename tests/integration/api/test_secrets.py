@@ -193,3 +193,25 @@ async def test_job_may_use_a_secret_by_bare_name(api: Api) -> None:
     await api.ok("POST", SECRETS, json=secret())
     created = await api.ok("POST", JOBS, json=job(secrets=["s", {"name": "s", "version": 1}]))
     assert created["spec"]["secrets"] == ["s", {"name": "s", "version": 1}]
+
+
+async def test_what_a_client_last_applied_is_kept_without_values(api: Api, services: Services) -> None:
+    applied = {"nodus.dev/last-applied": json.dumps(secret()), "note": "kept"}
+    manifest = secret()
+    manifest["metadata"]["annotations"] = applied
+    answers = [
+        await api.call("POST", f"{SECRETS}?dryRun=All", json=manifest),
+        await api.call("POST", SECRETS, json=manifest),
+        await api.patch(f"{SECRETS}/s", {"metadata": {"annotations": applied}}),
+        await api.call("GET", f"{SECRETS}/s"),
+    ]
+
+    assert [answer.status_code for answer in answers] == [201, 201, 200, 200]
+    assert all(VALUE not in answer.text for answer in answers)
+    assert answers[-1].json()["metadata"]["annotations"] == {"note": "kept"}
+
+
+async def test_values_that_are_there_already_make_no_version(api: Api) -> None:
+    await api.ok("POST", SECRETS, json=secret(A="1", B="2"))
+    again = (await api.patch(f"{SECRETS}/s", {"spec": {"stringData": {"A": "1"}}})).json()
+    assert again["status"]["version"] == 1

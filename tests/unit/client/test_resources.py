@@ -202,6 +202,26 @@ def test_prepared_document_has_no_status_and_keeps_annotations() -> None:
     assert "namespace" not in sent["metadata"]
 
 
+SECRET = {
+    "apiVersion": "nodus.dev/v1", "kind": "Secret", "metadata": {"name": "s"}, "spec": {"stringData": {"K": "hush"}},
+}  # fmt: skip
+
+
+def test_secret_values_stay_out_of_the_annotation() -> None:
+    sent, last = prepare(SECRET, "default")
+    assert "hush" not in last and sent["spec"] == SECRET["spec"]
+    live = sent | {"spec": {"type": "Opaque"}}
+    patch = three_way_patch(sent, last, live)
+    assert patch is not None and patch["spec"] == {"stringData": {"K": "hush"}}
+
+
+def test_apply_that_changed_nothing_says_so(server: FakeServer) -> None:
+    sent, _ = prepare(SECRET, "default")
+    live = sent | {"spec": {"type": "Opaque"}, "metadata": sent["metadata"] | {"resourceVersion": "4"}}
+    server.replies = [Reply(live), Reply(live)]
+    assert run_blocking(resources(server).apply(SECRET)).outcome == "unchanged"
+
+
 # Watch and wait
 def test_watch_takes_a_broken_stream_up_where_it_was(server: FakeServer) -> None:
     server.replies = [

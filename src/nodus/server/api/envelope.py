@@ -13,6 +13,7 @@ from nodus.core.ids import name_problem
 from nodus.core.kinds import Kind
 from nodus.core.kinds.decode import MOST_CAUSES
 from nodus.server.api.http import json_type
+from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def read_envelope(
         name=_name(metadata, "name", causes),
         generate_name=_name(metadata, "generateName", causes),
         labels=_labels(metadata.get("labels"), causes),
-        annotations=_annotations(metadata.get("annotations"), causes),
+        annotations=admission_of(kind).annotated(_annotations(metadata.get("annotations"), causes)),
         finalizers=_finalizers(metadata.get("finalizers"), causes),
         spec=_object(body.get("spec"), "spec", causes),
         model=None,

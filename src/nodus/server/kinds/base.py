@@ -137,6 +137,10 @@ class Admission(Generic[M]):
         """What of an admitted spec goes into the object; credentials are stored elsewhere."""
         return spec
 
+    def annotated(self, annotations: dict[str, str]) -> dict[str, str]:
+        """What of the annotations may be stored and shown."""
+        return annotations
+
     def repeats(self, conn: Connection, services: Services, draft: Draft, there: Object) -> bool:
         """Whether a create asks for just what is stored under that name already."""
         return same_spec(self.kind, there.spec, draft.spec)

@@ -60,7 +60,15 @@ class SecretAdmission(Admission[SecretSpec]):
 
     def render(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Never show values, not even those of the request being answered."""
-        return {**wire, "spec": self.storable(wire.get("spec", {}))}
+        shown = {**wire, "spec": self.storable(wire.get("spec", {}))}
+        metadata = wire.get("metadata") or {}
+        if metadata.get("annotations"):
+            shown["metadata"] = {**metadata, "annotations": self.annotated(metadata["annotations"])}
+        return shown
+
+    def annotated(self, annotations: dict[str, str]) -> dict[str, str]:
+        """Without the manifests that `apply` of clients keeps there with the values in them."""
+        return {key: text for key, text in annotations.items() if "last-applied" not in key or "stringData" not in text}
 
     def repeats(self, conn: Connection, services: Services, draft: Draft, there: Object) -> bool:
         """The same values under the same type are the same Secret."""
@@ -70,12 +78,14 @@ class SecretAdmission(Admission[SecretSpec]):
         return read_secret(conn, services, there)[1] == given
 
     def stored(self, conn: Connection, services: Services, draft: Draft, obj: Object) -> None:
-        """Seal a new version. A patch changes the keys it names and keeps the others."""
+        """Seal a new version where a value is new. A patch changes the keys it names and keeps the others."""
         given: dict[str, str] = draft.spec.get("stringData", {})
         if not given:
             return
         before: tuple[int, dict[str, str]] = (0, {}) if draft.creating else read_secret(conn, services, obj)
         values = {**before[1], **given}
+        if values == before[1]:
+            return
         version = before[0] + 1
         secret_values.put(conn, obj.uid, version, services.signer.encrypt(json.dumps(values).encode(), obj.uid))
         secret_values.prune(conn, obj.uid, KEPT_VERSIONS)
