@@ -57,7 +57,7 @@ def three_way_patch(document: Mapping[str, Any], last: str, live: Mapping[str, A
     metadata = document["metadata"]
     written = {key: value for key, value in metadata["annotations"].items() if key != LAST_APPLIED}
     kept = {key: value for key, value in metadata.items() if key != "annotations"}
-    wanted = document | {"metadata": kept | ({"annotations": written} if written else {})}
+    wanted = {**document, "metadata": kept | ({"annotations": written} if written else {})}
     patch = _diff(original, wanted, live)
     patch.pop("apiVersion", None)
     patch.pop("kind", None)
