@@ -108,7 +108,7 @@ FAILS: dict[str, tuple[str, str, str]] = {
             return "good"
         """,
         ":2: reward('0', ...) returned 'good', a str",
-        "Return a finite number",
+        "Return a number from -1e9 to 1e9",
     ),
     "returns nan": (
         """
@@ -116,9 +116,10 @@ FAILS: dict[str, tuple[str, str, str]] = {
             return float("nan")
         """,
         ":2: reward('0', ...) returned nan, a float",
-        "finite",
+        "Return a number",
     ),
-    "returns a list": ("def reward(completion, answer):\n    return [1.0]\n", "returned [1.0], a list", "finite"),
+    "returns a huge number": ("def reward(completion, answer):\n    return 10**400\n", ", a int", "-1e9 to 1e9"),
+    "returns a list": ("def reward(completion, answer):\n    return [1.0]\n", "returned [1.0], a list", "-1e9 to 1e9"),
     "reads a file": (
         """
         WORDS = open("words-that-are-not-there.txt").read() if not __name__.startswith("my_reward") else ""

@@ -8,6 +8,7 @@ the server needs them, and never part of what is published.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from nodus.server.store import Store
 
 Prompt = str | list[dict[str, Any]]
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,9 @@ def _task(line: Any) -> Task:
         raise ValueError("a line has no taskId")
     if not isinstance(line.get("prompt"), str | list) or not isinstance(line.get("metadata", {}), dict):
         raise ValueError(f"task {line['taskId']} has no prompt, or metadata that is no object")
+    text = json.dumps(line, ensure_ascii=False)
+    if _NUL.search(text) or text != text.encode("utf-8", "replace").decode():
+        raise ValueError(f"task {line['taskId']!a} holds a NUL character or half of a surrogate pair")
     return Task(line["taskId"], line["prompt"], line.get("metadata", {}), line.get("answer"))
 
 

@@ -32,6 +32,7 @@ from nodus.server.compute.local.mounts import (
 from nodus.server.compute.local.sandbox import MIB, Mode, SandboxProcess, SandboxSpec, launch
 from nodus.server.files import readable
 from nodus.server.grading.environments import ResolvedEnvironment
+from nodus.server.grading.verdicts import storable
 
 T = TypeVar("T")
 _INSIDE_NODUS = "/opt/nodus"
@@ -249,11 +250,12 @@ def _collect(runner: Runner, timeout_s: float, limit_bytes: int) -> list[dict[st
 def _lines(data: bytes, code: int, process: SandboxProcess, log: StderrTail) -> list[dict[str, Any]]:
     try:
         lines = [json.loads(line) for line in data.splitlines()]
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RunnerFailed("the environment's runner printed something that is no result", log.text()) from None
     refused = next((line for line in lines if isinstance(line, dict) and "refused" in line), None)
     if refused is not None:
-        raise RunnerFailed(str(refused["refused"]), str(refused.get("traceback") or ""))
+        trace = storable(refused.get("traceback") or "", _STDERR_TAIL)
+        raise RunnerFailed(storable(refused["refused"], _STDERR_TAIL), trace)
     if code != 0:
         oom = process.usage().oom_kills
         cause = "ran out of memory" if oom else f"ended with exit code {code}"
@@ -283,7 +285,7 @@ class StderrTail:
 
     def text(self) -> str:
         """Return what was kept; complete once the sandbox has ended."""
-        return self._tail.decode(errors="replace")
+        return storable(self._tail.decode(errors="replace"), _STDERR_TAIL)
 
     def close(self) -> None:
         """Close the pipe, after the sandbox ended."""

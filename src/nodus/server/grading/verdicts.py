@@ -23,6 +23,8 @@ OUTCOMES: dict[str, Outcome] = {
     "InfrastructureFailure": "Error",
 }
 _REASON_CHARS = 2000
+MAX_REWARD = 1e9
+"""Of either sign. Means and deviations of larger ones overflow in a trainer's 32 bits, and in a summary's decimals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,22 @@ class Evidence:
         }
 
 
+def storable(text: object, limit: int) -> str:
+    """Return the text of a stranger, cut to a length and without what a database or a response can't hold.
+
+    Args:
+        text: What an environment said, such as the message of an exception; JSON brings halves of surrogate pairs.
+        limit: In characters.
+    """
+    return str(text)[:limit].replace("\x00", "\\0").encode("utf-8", "replace").decode()
+
+
 def failed(item: Completion, reason: str, evidence: Evidence, **more: Any) -> Verdict:
     """Return the verdict of a completion that could not be graded."""
     record = {**evidence.to_wire(), **more}
-    return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, reason[:_REASON_CHARS], record)
+    if "traceback" in more:
+        record["traceback"] = storable(more["traceback"], _REASON_CHARS)
+    return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, storable(reason, _REASON_CHARS), record)
 
 
 def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | None:
@@ -117,7 +131,7 @@ def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | No
     """
     try:
         line = json.loads(evidence.output)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(line, dict) or line.get("id") != number or line.get("taskId") != item.task_id:
         return None
@@ -126,13 +140,18 @@ def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | No
         return None
     reported = line.get("evidence")
     record = {**evidence.to_wire(), **_child_facts(reported if isinstance(reported, Mapping) else {})}
-    reason = str(line["reason"])[:_REASON_CHARS] if line.get("reason") else None
+    reason = storable(line["reason"], _REASON_CHARS) if line.get("reason") else None
     if verdict == "InfrastructureFailure":
         if evidence.oom:
             reason = f"out of memory: {reason}"
         return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, reason or "no reason given", record)
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
         return None
+    if isinstance(reward, float) and not math.isfinite(reward):
+        return None
+    if abs(reward) > MAX_REWARD:
+        reason = f"reward returned {str(reward)[:30]}; a reward is from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+        return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, reason, record)
     return Verdict(item.task_id, item.sample, verdict, float(reward), reason, record)
 
 
@@ -142,11 +161,11 @@ def _child_facts(reported: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(reported.get("exitCode"), int):
         facts["exitCode"] = reported["exitCode"]
     if isinstance(reported.get("signal"), str):
-        facts["signal"] = reported["signal"][:32]
+        facts["signal"] = storable(reported["signal"], 32)
     if isinstance(reported.get("ms"), int | float):
         facts["processMs"] = reported["ms"]
     if reported.get("timedOut") is True:
         facts["timedOut"] = True
     if isinstance(reported.get("traceback"), str):
-        facts["traceback"] = reported["traceback"][:_REASON_CHARS]
+        facts["traceback"] = storable(reported["traceback"], _REASON_CHARS)
     return facts

@@ -18,7 +18,7 @@ from nodus.server.compute.local.sandbox import SandboxError
 from nodus.server.files import readable
 from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.runner import Launcher, Runner
-from nodus.server.grading.verdicts import Completion, Evidence
+from nodus.server.grading.verdicts import Completion, Evidence, storable
 
 IN_FLIGHT = 4
 """Completions inside a grader at a time; the protocol allows at most 16."""
@@ -27,6 +27,7 @@ ANSWER_GRACE_S = 5.0
 """How much later than the runner's own limit the host gives up on a grader."""
 _LINE_BYTES = 1 << 20
 _REPLACE_ME = 75  # the runner's EXIT_REPLACE_ME
+_TRACE_CHARS = 8 * 1024
 
 
 class StartFailed(Exception):
@@ -127,9 +128,9 @@ class Grader:
         if line.get("ready") is True:
             return
         evidence = self._evidence((time.monotonic() - begun) * 1000, ended=True)
-        trace = str(line.get("traceback") or "") or self._runner.log.text()
+        trace = storable(line.get("traceback") or "", _TRACE_CHARS) or self._runner.log.text()
         if "refused" in line:
-            raise StartFailed(str(line["refused"]), evidence, refused=True, trace=trace)
+            raise StartFailed(storable(line["refused"], _TRACE_CHARS), evidence, refused=True, trace=trace)
         raise StartFailed(f"the grader did not start: {self._cause(evidence)}", evidence, trace=trace)
 
     def interrupt(self) -> None:

@@ -53,6 +53,7 @@ def test_evidence_is_the_hosts_own() -> None:
         line(reward=True),
         line(reward=float("nan")),
         line(reward=float("inf")),
+        b"[" * 100_000,
     ],
 )
 def test_line_that_is_not_a_verdict_on_this_completion_does_not_count(data: bytes) -> None:
@@ -65,6 +66,29 @@ def test_failure_never_carries_a_reward() -> None:
     assert (verdict.reward, verdict.outcome) == (None, "Error")
     assert verdict.reason is not None and verdict.reason.startswith("out of memory: x") and len(verdict.reason) < 2100
     assert failed(ITEM, "lost", Evidence([], "box", 0.0)).reward is None
+
+
+@pytest.mark.parametrize("reward", [1e300, -1e10, 10**400])
+def test_reward_that_overflows_what_comes_after_it_is_a_fault_of_the_reward(reward: float) -> None:
+    found = read(line(reward=reward))
+    assert found is not None and (found.verdict, found.reward) == ("InfrastructureFailure", None)
+    assert found.reason is not None and "a reward is from -1e+09 to 1e+09" in found.reason
+
+
+def test_what_a_reward_says_can_be_stored_and_sent() -> None:
+    said = "\ud800\x00boom"
+    evidence = {"traceback": said, "signal": said}
+    found = read(line(verdict="InfrastructureFailure", reason=said, evidence=evidence))
+    assert found is not None
+    lost = failed(ITEM, said, Evidence([], "box", 0.0), traceback=said)
+    for text in (
+        found.reason,
+        found.evidence["traceback"],
+        found.evidence["signal"],
+        lost.reason,
+        lost.evidence["traceback"],
+    ):
+        assert text == "?\\0boom"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +133,15 @@ def test_manifest_survives_storage_and_publishes_no_answer() -> None:
         [{"taskId": "a", "prompt": "p", "metadata": []}],
         [{"taskId": "a", "prompt": "p"}, {"taskId": "a", "prompt": "q"}],
         ["text"],
+        [{"taskId": "a", "prompt": "\ud800"}],
+        [{"taskId": "a", "prompt": "p", "metadata": {"k": "\x00"}}],
     ],
 )
 def test_manifest_of_something_that_is_no_task_list_is_refused(lines: list[Any]) -> None:
     with pytest.raises(ValueError):
         Manifest.from_lines("sha256:0", "test", 0, lines, False)
+
+
+def test_prompts_about_escapes_are_taken() -> None:
+    manifest = Manifest.from_lines("sha256:0", "test", 0, [{"taskId": "a", "prompt": "what is \\u0000 in ü?"}], False)
+    assert manifest.tasks[0].prompt == "what is \\u0000 in ü?"
