@@ -114,6 +114,7 @@ def test_restart_keeps_the_key_and_finds_the_new_port(machine: Machine) -> None:
     assert "can't be reached: nothing listens at" in machine.fails("get", "tj")
     machine.ok("up", "--detach", "--port", "0")
     assert machine.ok("auth", "token") == key
+    assert machine.ok("get", "apikeys", "-o", "name").split() == ["apikey.nodus.dev/admin"]  # no key for each start
     machine.ok("get", "tj")
 
 

@@ -72,3 +72,22 @@ def test_relative_certificates_are_found_by_a_server_that_works_elsewhere(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["up", "--detach", "--data-dir", "data", "--tls-cert", "c.pem", "--tls-key", "k.pem"]) == 0
     assert (seen[0].tls_cert, seen[0].tls_key) == (tmp_path / "c.pem", tmp_path / "k.pem")
+
+
+@pytest.mark.parametrize(("left", "issued"), [((), True), (("keys.json",), False), (("server.json",), True)])
+def test_only_a_data_directory_made_anew_gets_another_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: tuple[str, ...], issued: bool
+) -> None:
+    from nodus.client.config import config_path, save_context
+    from nodus.server import lifecycle
+
+    seen: list[lifecycle.UpOptions] = []
+    monkeypatch.setattr(lifecycle, "up", lambda options, on_ready: seen.append(options))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in left:
+        (data / name).write_text("{}")
+    save_context(config_path(), name="nodus", url="http://127.0.0.1:1", org="nodus", api_key="k", data_dir=data)
+    assert cli.main(["up", "--detach", "--data-dir", str(data)]) == 0
+    assert seen[0].issue_key is issued

@@ -67,8 +67,9 @@ def _with_key(options: UpOptions, new_key: bool) -> UpOptions:
     from dataclasses import replace
 
     known = local_context(config_path(), options.data_dir)
-    # A data directory made anew has forgotten the keys of the old one. Every server leaves its server.json.
-    fresh = not (options.data_dir / "server.json").exists()
+    # A data directory made anew has forgotten the keys of the old one. Every server leaves its keys.json there, and
+    # takes its server.json away when it stops.
+    fresh = not (options.data_dir / "keys.json").exists()
     return replace(options, issue_key=new_key or known.api_key is None or fresh)
 
 
