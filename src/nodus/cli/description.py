@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nodus.cli.commands.events import event_cells
 from nodus.cli.estimates import estimate_line
 from nodus.cli.tables import cell_text, plain_table
 from nodus.client.resources import JsonObject
+from nodus.core.sizes import size_text
 
 WIDTH = 16
 
@@ -22,8 +24,9 @@ def describe(obj: JsonObject, attempts: Sequence[JsonObject], events: Sequence[J
         events: Its Events, oldest first.
     """
     yield from _header(obj)
-    if obj.get("kind") == "Environment":
-        yield from _environment(obj)
+    of_kind = _OF_KIND.get(str(obj.get("kind")))
+    if of_kind is not None:
+        yield from of_kind(obj)
     yield from _run(obj)
     yield from _results(obj)
     yield from _provenance(obj)
@@ -68,6 +71,7 @@ def _header(obj: JsonObject) -> Iterator[str]:
 def _environment(obj: JsonObject) -> Iterator[str]:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     for label, value in (
+        ("Reference", f"{_reference(obj)}@{spec['version']}" if spec.get("version") else None),
         ("Version", spec.get("version")),
         ("Summary", spec.get("summary")),
         ("Category", spec.get("category")),
@@ -107,6 +111,103 @@ def _environment(obj: JsonObject) -> Iterator[str]:
                 for item in spec["examples"]
             ],
         )
+
+
+def _runtime(obj: JsonObject) -> Iterator[str]:
+    spec = obj.get("spec") or {}
+    defaults = (spec.get("defaults") or {}).get("parameters") or {}
+    for label, value in (
+        ("Reference", _reference(obj)),
+        ("Summary", spec.get("summary")),
+        ("Image", spec.get("image")),
+        ("Task", spec.get("task")),
+        ("Modes", ", ".join(spec.get("modes") or [])),
+        ("Launcher", spec.get("launcher")),
+        ("Requires", ", ".join(key for key, needed in (spec.get("requires") or {}).items() if needed)),
+        ("Outputs", ", ".join(str(item.get("path")) for item in spec.get("outputs") or [])),
+    ):
+        if value:
+            yield _line(label, value)
+    rows = list(_parameters(spec.get("parameters") or {}, defaults, ""))
+    if rows:
+        yield from _section("Parameters", ("NAME", "TYPE", "DEFAULT", "ALLOWED", "DESCRIPTION"), rows)
+    if spec.get("presets"):
+        yield from _section(
+            "Presets",
+            ("MODEL", "METHOD", "RESOURCES"),
+            [(item.get("model"), item.get("method"), _resources(item.get("resources"))) for item in spec["presets"]],
+        )
+
+
+def _parameters(schema: Mapping[str, Any], defaults: Any, path: str) -> Iterator[tuple[object, ...]]:
+    """Rows of a JSON Schema's properties, by their path below ``spec.parameters``."""
+    for name, field in (schema.get("properties") or {}).items():
+        known = defaults.get(name) if isinstance(defaults, Mapping) else None
+        if field.get("properties"):
+            yield from _parameters(field, known, f"{path}{name}.")
+            continue
+        allowed = ", ".join(map(str, field.get("enum") or ()))
+        if "minimum" in field or "maximum" in field:
+            allowed = f"{field.get('minimum', '')} to {field.get('maximum', '')}".strip()
+        default = field.get("default", known)
+        yield f"{path}{name}", field.get("type", "any"), default, allowed, field.get("description")
+
+
+def _resources(resources: Any) -> str:
+    wanted = dict(resources or {})
+    gpu = wanted.pop("gpu", None)
+    parts = [f"{key} {value}" for key, value in wanted.items()]
+    if isinstance(gpu, Mapping):
+        parts.insert(0, f"{gpu.get('count', 1)} x {' or '.join(gpu.get('type') or ['any GPU'])}")
+    elif gpu:
+        parts.insert(0, str(gpu))
+    return ", ".join(parts)
+
+
+def _volume(obj: JsonObject) -> Iterator[str]:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    yield _line("Access mode", spec.get("accessMode"))
+    yield _line("Size", spec.get("size"))
+    yield _line("Revision", status.get("revision"))
+    used = str(status.get("used") or "0")
+    yield _line("Used", size_text(int(used)) if used.isdigit() else used)
+    for label, value in (("Source", spec.get("source")), ("Digest", status.get("digest"))):
+        if value:
+            yield _line(label, cell_text(value))
+
+
+def _secret(obj: JsonObject) -> Iterator[str]:
+    status = obj.get("status") or {}
+    yield _line("Type", (obj.get("spec") or {}).get("type"))
+    yield _line("Version", status.get("version"))
+    yield _line("Keys", ", ".join(status.get("keys") or []))
+
+
+def _job(obj: JsonObject) -> Iterator[str]:
+    spec = obj.get("spec") or {}
+    words = [*(spec.get("command") or []), *(spec.get("args") or [])]
+    for label, value in (
+        ("Image", spec.get("image")),
+        ("Command", shlex.join(map(str, words))),
+        ("Resources", _resources(spec.get("resources"))),
+        ("Timeout", spec.get("timeout")),
+    ):
+        if value:
+            yield _line(label, cell_text(value))
+
+
+def _reference(obj: JsonObject) -> str:
+    metadata = obj.get("metadata") or {}
+    return f"{'nodus/' if metadata.get('namespace') == 'nodus' else ''}{metadata.get('name')}"
+
+
+_OF_KIND: dict[str, Callable[[JsonObject], Iterator[str]]] = {
+    "Environment": _environment,
+    "TrainingRuntime": _runtime,
+    "Volume": _volume,
+    "Secret": _secret,
+    "Job": _job,
+}
 
 
 def _run(obj: JsonObject) -> Iterator[str]:

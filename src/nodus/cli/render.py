@@ -18,7 +18,8 @@ def error_lines(error: NodusError) -> list[str]:
     local = (
         isinstance(error, ConfigError | ConnectionFailed) or type(error) is NodusError or error.reason in _LOCAL_REASONS
     )
-    lines = [f"error: {error.message}" if local else f"Error from server ({error.reason}): {error.message}"]
+    message = _without_causes(error)
+    lines = [f"error: {message}" if local else f"Error from server ({error.reason}): {message}"]
     lines += [f"  {cause.field}: {cause.message}" for cause in error.causes]
     fix = error.fix or _FIXES.get(error.reason)
     if fix:
@@ -26,3 +27,13 @@ def error_lines(error: NodusError) -> list[str]:
     if error.request_id:
         lines.append(f"request-id: {error.request_id}")
     return lines
+
+
+def _without_causes(error: NodusError) -> str:
+    """Return the message up to where it repeats its causes, which have lines of their own."""
+    if error.causes:
+        first = error.causes[0]
+        before, repeated, _ = error.message.partition(f": {first.field}: {first.message}")
+        if repeated:
+            return before
+    return error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,11 +72,13 @@ class TablePrinter:
 
 
 def cell_text(value: object) -> str:
-    """Return a cell as it is printed: nothing for null, ``true`` and ``false`` for booleans, one line always."""
+    """Return a cell as it is printed: nothing for null, booleans as YAML has them, objects as JSON, one line always."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Mapping | list):
+        return json.dumps(value, ensure_ascii=False)
     return str(value).replace("\n", " ")
 
 

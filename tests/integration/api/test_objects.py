@@ -50,6 +50,7 @@ async def test_create_again_with_another_spec_is_refused_with_the_difference(api
     status = await api.fails(409, "AlreadyExists", "POST", JOBS, json=job(command=["false"]))
 
     assert status["details"]["diff"] == {"spec.command": {"old": ["true"], "new": ["false"]}}
+    assert causes(refused.json()) == {"spec.command": 'can\'t change after creation (["true"] to ["false"])'}
 
 
 async def test_generate_name_makes_a_new_object_each_time(api: Api) -> None:

@@ -47,7 +47,7 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
         ({"runtime": "acme/grpo-lora"}, {"spec.runtime": "another project"}),
         (
             {"environment": {"name": "nodus/arithmetic"}},
-            {"spec.environment.name": "has no version; write nodus/arithmetic@VERSION"},
+            {"spec.environment.name": "has no version; write nodus/arithmetic@VERSION, such as nodus/arithmetic@2.0.0"},
         ),
         (
             {"environment": {"name": "nodus/arithmetic@9.0.0"}},

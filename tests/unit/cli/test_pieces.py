@@ -11,6 +11,7 @@ import pytest
 
 from nodus import errors
 from nodus.cli.commands.wait import _split
+from nodus.cli.description import describe
 from nodus.cli.estimates import estimate_line
 from nodus.cli.formats import as_list, check_format, to_yaml, typed_name
 from nodus.cli.jsonpath import JsonPathError, find, render
@@ -20,6 +21,7 @@ from nodus.cli.session import Options, Session
 from nodus.cli.tables import TablePrinter, plain_table
 from nodus.cli.targets import parse_target
 from nodus.client.http import ConnectionFailed
+from nodus.core.sizes import size_text
 
 DOCUMENT = {
     "metadata": {"name": "x", "labels": {"nodus.dev/a": "b"}},
@@ -126,6 +128,61 @@ def test_error_shows_causes_fix_and_request() -> None:
         "fix: Correct it.",
         "request-id: req_1",
     ]
+
+
+def test_error_does_not_say_its_causes_twice() -> None:
+    cause = errors.Cause("spec.a", "x", "unknown field")
+    error = errors.Invalid('Job "j" is invalid: spec.a: unknown field', causes=[cause])
+    assert error_lines(error) == ['Error from server (Invalid): Job "j" is invalid', "  spec.a: unknown field"]
+
+
+def test_describe_says_what_a_runtime_takes() -> None:
+    properties = {
+        "steps": {"type": "integer", "default": 50, "minimum": -1, "maximum": 9, "description": "Optimizer steps"},
+        "lora": {"type": "object", "properties": {"r": {"type": "integer", "enum": [4, 8]}}},
+    }
+    spec = {
+        "image": "i", "task": "GRPO", "parameters": {"type": "object", "properties": properties},
+        "presets": [{"model": "M", "method": "LoRA", "resources": {"gpu": {"type": ["A", "B"], "count": 1}}}],
+    }  # fmt: skip
+    lines = list(
+        describe(
+            {"kind": "TrainingRuntime", "metadata": {"name": "r", "namespace": "nodus"}, "spec": spec},
+            attempts=[],
+            events=[],
+        )
+    )
+    assert "Reference:      nodus/r" in lines
+    assert [line.split() for line in lines if line.startswith("  ")][1:3] == [
+        ["steps", "integer", "50", "-1", "to", "9", "Optimizer", "steps"],
+        ["lora.r", "integer", "4,", "8"],
+    ]
+    assert lines[-1].split() == ["M", "LoRA", "1", "x", "A", "or", "B"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "status", "line"),
+    [
+        ("Volume", {"size": "1Gi"}, {"used": "541616202", "revision": 1}, "Used:           516.5Mi"),
+        ("Secret", {"type": "Opaque"}, {"keys": ["A", "B"]}, "Keys:           A, B"),
+        ("Job", {"command": ["sh", "-c", "echo hi"]}, {}, "Command:        sh -c 'echo hi'"),
+        ("Environment", {"version": "2.0.0"}, {}, "Reference:      nodus/x@2.0.0"),
+    ],
+)
+def test_describe_shows_what_matters_of_a_kind(
+    kind: str, spec: dict[str, object], status: dict[str, object], line: str
+) -> None:
+    obj = {"kind": kind, "metadata": {"name": "x", "namespace": "nodus"}, "spec": spec, "status": status}
+    assert line in list(describe(obj, [], []))
+
+
+def test_cells_of_objects_are_json() -> None:
+    assert plain_table(("A",), [({"k": None},)]) == ["A", '{"k": null}']
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0"), (1023, "1023"), (1024, "1Ki"), (541616202, "516.5Mi")])
+def test_sizes_are_for_people(size: int, text: str) -> None:
+    assert size_text(size) == text
 
 
 def test_error_of_this_machine_does_not_blame_the_server() -> None:

@@ -6,6 +6,7 @@ import click
 
 from nodus.cli.session import Session, connected
 from nodus.cli.tables import plain_table
+from nodus.core.errors import NotFound
 
 
 @click.group(name="volume")
@@ -39,7 +40,10 @@ def put(session: Session, name: str, source: str, target: str, create: bool) -> 
 
     client = Client(connection=session.connection)
     volume = Volume.from_name(name, create_if_missing=create, client=client)
-    revision = volume.put(source, target)
+    try:
+        revision = volume.put(source, target)
+    except NotFound as error:
+        raise NotFound(error.message, fix="--create makes it.", request_id=error.request_id) from error
     print(f"volume/{name} revision {revision}")
 
 

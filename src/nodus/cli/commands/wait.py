@@ -11,7 +11,7 @@ from nodus.cli.session import Session, connected
 from nodus.cli.targets import Target, parse_targets
 from nodus.client.resources import JsonObject
 from nodus.core.durations import parse_duration
-from nodus.core.errors import JobFailed, NodusTimeout, NotFound
+from nodus.core.errors import JobFailed, NodusError, NodusTimeout, NotFound
 
 TERMINAL = ("Succeeded", "Failed", "Cancelled")
 PHASE_PATHS = (".status.phase", "status.phase")
@@ -120,9 +120,20 @@ def _until(session: Session, target: Target, holds: Callable[[JsonObject], bool]
             )
         )
     except NodusTimeout as error:
-        raise NodusTimeout(f"timed out waiting for {what} on {target.kind.singular}/{target.name}") from error
+        label = f"{target.kind.singular}/{target.name}"
+        raise NodusTimeout(f"timed out waiting for {what} on {label}{_how_it_is(session, target)}") from error
     except JsonPathError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _how_it_is(session: Session, target: Target) -> str:
+    try:
+        obj = session.run(session.get(target.kind, str(target.name), project=target.project))
+    except NodusError:
+        return ""
+    status = obj.get("status") or {}
+    shown = [str(status[key]) for key in ("phase", "message") if status.get(key)]
+    return f"; it is {': '.join(shown)}" if shown else ""
 
 
 def _refuse_other_end(target: Target, obj: JsonObject, wanted: str) -> None:

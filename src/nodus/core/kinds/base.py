@@ -41,7 +41,8 @@ USD = Annotated[StrictStr, AfterValidator(_check_usd), Field(examples=["20.00"])
 """Dollars as a decimal string with at most nine places; a JSON number is refused."""
 Duration = Annotated[StrictStr, AfterValidator(_check_duration), Field(examples=["15m0s"])]
 """A Go-style duration."""
-Quantity = Annotated[StrictStr, Field(pattern=r"^\d+(\.\d+)?([KMGT]i?|m)?$", examples=["50Gi"])]
+QUANTITY_PATTERN = r"^\d+(\.\d+)?([KMGT]i?|m)?$"
+Quantity = Annotated[StrictStr, Field(pattern=QUANTITY_PATTERN, examples=["50Gi"])]
 """A Kubernetes quantity such as ``4``, ``500m``, ``16Gi``."""
 
 

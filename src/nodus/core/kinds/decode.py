@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from nodus.core.errors import Cause
-from nodus.core.kinds.base import Model
+from nodus.core.kinds.base import QUANTITY_PATTERN, Model
 
 MOST_CAUSES = 100
 """Further mistakes in one object are not named: looking for what was meant takes time, and nobody reads them."""
@@ -68,6 +68,8 @@ def _message(detail: ErrorDetails, path: str) -> str:
     expected = _EXPECTED.get(detail["type"])
     shown = repr(detail.get("input"))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    if detail["type"] == "string_pattern_mismatch" and detail.get("ctx", {}).get("pattern") == QUANTITY_PATTERN:
+        expected = "a quantity, like 4, 500m or 16Gi,"
     if expected is None:
         message = detail["msg"].removeprefix("Value error, ")
         return message if shown in message else f"{message} (got {shown})"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
 
 from nodus.core.kinds.base import AGE, NAME, PHASE, Column, Condition, Kind, Model, Quantity
+from nodus.core.sizes import size_text
 
 
 class HuggingFaceSource(Model):
@@ -81,6 +84,11 @@ class VolumeStatus(Model):
     """Observed conditions."""
 
 
+def _used(wire: Mapping[str, Any], now: datetime) -> str | None:
+    text = str((wire.get("status") or {}).get("used") or "")
+    return size_text(int(text)) if text.isdigit() else text or None
+
+
 VOLUME = Kind(
     name="Volume",
     plural="volumes",
@@ -95,7 +103,7 @@ VOLUME = Kind(
         PHASE,
         Column("Mode", "spec.accessMode", description="Who may mount it"),
         Column("Revision", "status.revision", description="Newest revision"),
-        Column("Used", "status.used", description="Bytes used"),
+        Column("Used", _used, description="Bytes used"),
         AGE,
         Column("Message", "status.message", wide=True, description="Why it is in that phase"),
     ),

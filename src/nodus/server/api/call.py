@@ -89,7 +89,7 @@ def kind_of(params: dict[str, str]) -> Kind:
         fix = "`nodus api-resources` lists the kinds."
         if other is not None:
             where = "namespaces/PROJECT/" if other.namespaced else ""
-            fix = f"Its path is /apis/{other.api_version}/{where}{plural}."
+            fix = f"Write apiVersion: {other.api_version}; its path is /apis/{other.api_version}/{where}{plural}."
         raise NotFound(f"the server has no resource type {plural!r} here", fix=fix)
     return kind
 

@@ -12,7 +12,8 @@ A kind overrides what it needs of :class:`Admission`; most need one or two metho
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
@@ -231,10 +232,38 @@ def check_immutable(kind: Kind, old_spec: Mapping[str, Any], new_spec: Mapping[s
             f"{names} can't change after creation",
             fix=f"Create another {kind.name} with the new values.",
             details={"diff": diff, "kind": kind.plural},
-            causes=[Cause(path, "FieldValueForbidden", "can't change after creation") for path in diff],
+            causes=[
+                Cause(path, "FieldValueForbidden", f"can't change after creation{_changes(both['old'], both['new'])}")
+                for path, both in diff.items()
+            ],
         )
     for path in kind.raise_only:
         _check_raise(path, _at(before, path), _at(after, path))
+
+
+MOST_CHANGES = 5
+
+
+def _changes(old: Any, new: Any) -> str:
+    """What changed between two values, in words; objects are compared field by field."""
+    found = [f"{path} {_short(a)} to {_short(b)}".strip() for path, a, b in _leaves("", old, new)]
+    more = [f"{len(found) - MOST_CHANGES} more"] if len(found) > MOST_CHANGES else []
+    return f" ({', '.join(found[:MOST_CHANGES] + more)})"
+
+
+def _leaves(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                yield from _leaves(f"{path}.{key}".lstrip("."), old.get(key), new.get(key))
+    else:
+        yield path, old, new
+
+
+def _short(value: Any) -> str:
+    """A value as JSON, cut where it is long; ``unset`` for none."""
+    text = "unset" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _check_raise(path: str, before: Any, after: Any) -> None:

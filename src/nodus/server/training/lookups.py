@@ -92,6 +92,8 @@ def environment(conn: Connection, project: str, text: str) -> FoundEnvironment:
             return _at(conn, aliased, _of_major(conn, aliased, object_ref, alias["major"], text))
         parse_environment(text)
         raise _unknown(conn, ENVIRONMENT, "environment", object_ref, project)
+    if "@" not in text:
+        raise BadReference(f"{text!r} has no version; write {text}@VERSION, such as {text}@{found.spec.get('version')}")
     return _at(conn, found, parse_environment(text))
 
 
