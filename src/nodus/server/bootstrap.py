@@ -42,34 +42,54 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         issue_key: make a new admin API key.
 
     Returns:
-        The services, without background work, and the new key if one was asked for.
+        The services, without background work, and the new key if one was made: because it was asked for, or because
+        the database has none, as after the first start or after it was moved away.
 
     Raises:
         StoreError: the database can't be used; one line.
         NodusError: another reason not to start; one line.
     """
-    from nodus.server.signing import KeyringError
-
-    try:
-        signer = Signer.open(settings.data_dir / KEY_FILE)
-    except KeyringError as error:
-        raise catalog.CatalogError(str(error)) from error
     store = Store.open(
         settings.store_url, clock, data_dir=settings.data_dir, org_name=settings.org_name,
         sync=not settings.insecure_no_sync,
     )  # fmt: skip
     try:
+        keyed = store.read_sync(_has_api_keys)
+        signer = _open_signer(settings.data_dir / KEY_FILE, keyed)
         store.blobs.sweep()
         services = Services(settings=settings, store=store, clock=clock, signer=signer, metrics=Metrics())
         parts.build(services)
         services.checks["disk"] = lambda: low_disk(settings.data_dir)
         store.write_sync(ensure_projects)
         store.write_sync(catalog.load, services, catalog.read_catalog())
-        key = store.write_sync(issue_admin_key, services) if issue_key else None
+        key = store.write_sync(issue_admin_key, services) if issue_key or not keyed else None
     except BaseException:
         store.close()
         raise
     return services, key
+
+
+def _has_api_keys(conn: Connection) -> bool:
+    return bool(objects.list_(conn, API_KEY, None, limit=1).items)
+
+
+def _open_signer(path: Path, keyed: bool) -> Signer:
+    """Open the key file; only a database without API keys can do with a new one.
+
+    Raises:
+        CatalogError: the file is damaged, or gone while the database needs it.
+    """
+    from nodus.server.signing import KeyringError
+
+    if keyed and not path.exists():
+        raise catalog.CatalogError(
+            f"{path} is missing; the database's API keys and Secrets can't be read without it",
+            fix="Restore the file from a backup. If it is lost, move the database away to start afresh.",
+        )
+    try:
+        return Signer.open(path)
+    except KeyringError as error:
+        raise catalog.CatalogError(str(error)) from error
 
 
 def low_disk(path: Path) -> str | None:

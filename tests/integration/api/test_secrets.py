@@ -11,9 +11,12 @@ import pytest
 from sqlalchemy import inspect, text
 
 from nodus.core.clock import FakeClock, rfc3339
+from nodus.core.errors import NodusError
 from nodus.core.kinds import SECRET
+from nodus.server import bootstrap
 from nodus.server.kinds.storage import read_secret
 from nodus.server.services import Services
+from nodus.server.settings import Settings
 from nodus.server.store import objects
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import JOBS, SECRETS, TABLE, V1, causes, job
@@ -215,3 +218,22 @@ async def test_values_that_are_there_already_make_no_version(api: Api) -> None:
     await api.ok("POST", SECRETS, json=secret(A="1", B="2"))
     again = (await api.patch(f"{SECRETS}/s", {"spec": {"stringData": {"A": "1"}}})).json()
     assert again["status"]["version"] == 1
+
+
+def test_a_lost_key_file_is_said_and_no_other_made(settings: Settings, clock: FakeClock) -> None:
+    settings.data_dir.mkdir(mode=0o700)
+    services, key = bootstrap.open_services(settings, clock)
+    services.store.close()
+    assert key is not None  # a database without keys gets one unasked
+    path = settings.data_dir / bootstrap.KEY_FILE
+    kept = path.read_bytes()
+    path.unlink()
+    for _ in range(2):
+        with pytest.raises(NodusError, match=r"keys\.json is missing") as caught:
+            bootstrap.open_services(settings, clock)
+        assert caught.value.fix is not None and "backup" in caught.value.fix
+        assert not path.exists()
+    path.write_bytes(kept)
+    services, key = bootstrap.open_services(settings, clock)
+    services.store.close()
+    assert key is None
