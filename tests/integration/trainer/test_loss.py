@@ -13,6 +13,8 @@ from trl.trainer.utils import RepeatSampler
 from nodus.trainer.grpo_config import lora_arguments
 from nodus.trainer.grpo_trainer import EpochSampler
 
+pytestmark = pytest.mark.timeout(240)  # the first of them imports torch and transformers
+
 
 def shake(model, seed=7):
     """Give an adapter weights that change what the model says: a fresh one changes nothing."""

@@ -6,6 +6,8 @@ import torch
 from nodus.core.errors import Invalid
 from nodus.trainer.parameters import GRPO_LORA
 
+pytestmark = pytest.mark.timeout(240)  # the first of them imports torch and transformers
+
 
 def args(name):
     return lambda made: getattr(made.trainer.args, name)
@@ -115,6 +117,13 @@ def test_parameter_that_needs_more_than_this_machine_is_refused_by_path(runs, pa
         with pytest.raises(Invalid) as caught:
             grpo.run(spec, AttemptClient(spec.socket, spec.project, spec.name, spec.attempt))
     assert [cause.field for cause in caught.value.causes] == [f"spec.parameters.{path}"]
+
+
+@pytest.mark.parametrize("modules", [["no_such_proj"], ["lm_head"]])
+def test_modules_that_take_no_adapter_are_refused_by_path(prepare, modules):
+    with pytest.raises(Invalid) as caught:
+        prepare(lora={"targetModules": modules})
+    assert [cause.field for cause in caught.value.causes] == ["spec.parameters.lora.targetModules"]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "constant_with_warmup"])

@@ -5,6 +5,8 @@ import torch
 
 from nodus.trainer.generation import GREEDY, Sampling, generate
 
+pytestmark = pytest.mark.timeout(240)  # the first of them imports torch and transformers
+
 PROMPTS = [[7, 8, 9], [10, 11, 12, 13, 14], [15]]
 
 

@@ -10,6 +10,8 @@ from nodus.trainer.grpo_config import Device
 from nodus.trainer.models import load_model, load_tokenizer, render, stop_ids
 from nodus.trainer.parameters import GRPO_LORA, Values
 
+pytestmark = pytest.mark.timeout(240)  # the first of them imports torch and transformers
+
 
 def values(**given):
     return Values(given, GRPO_LORA)

@@ -7,6 +7,8 @@ from transformers import AutoModelForCausalLM
 from nodus.trainer import scoring
 from nodus.trainer.scoring import add_scoring, pack, score, supports_packing
 
+pytestmark = pytest.mark.timeout(240)  # the first of them imports torch and transformers
+
 PAD = 0
 PROMPTS = [[7, 8, 9], [7, 8, 9], [10, 11, 12, 13], [7, 8, 9]]
 COMPLETIONS = [[20, 21, 22, 23], [24, 1], [25, 26, 27], [28]]

@@ -103,20 +103,8 @@ def prepare(
     values = spec.parameters
     tokenizer = load_tokenizer(spec.model_dir)
     prompts = render(tokenizer, [*train_tasks, *held_out], prompt_length(values))
-    set_seed(values["seed"])
-    model = load_model(spec.model_dir, values, device, training=True)
-    lora = lora_arguments(values)
     rewards = SocketRewards(attempt, values["numGenerations"], spec.world["rank"])
-    trainer = GroupTrainer(
-        prompt_ids=prompts,
-        on_checkpoint=state.complete if spec.is_main else None,
-        model=model,
-        args=GRPOConfig(**grpo_arguments(values, device, str(state.checkpoint_dir))),
-        reward_funcs=rewards,
-        train_dataset=Dataset.from_list([{"prompt": task.id} for task in train_tasks]),
-        processing_class=tokenizer,
-        peft_config=_lora_config(lora) if lora is not None else None,
-    )
+    trainer = _trainer(spec, state, device, tokenizer, prompts, [task.id for task in train_tasks], rewards)
     _check_strategy(values["distributed.strategy"], trainer)
     evaluator = Evaluator(trainer.model, tokenizer, prompts, held_out, values, attempt)
     progress = Progress(
@@ -132,8 +120,36 @@ def prepare(
     return Session(spec, attempt, state, device, tokenizer, trainer, progress, rewards, evaluator, held_out)
 
 
-def _lora_config(arguments: Mapping[str, Any]) -> LoraConfig:
-    return LoraConfig(**arguments)
+def _trainer(
+    spec: Run,
+    state: State,
+    device: Device,
+    tokenizer: Any,
+    prompts: Mapping[str, list[int]],
+    task_ids: Sequence[str],
+    rewards: SocketRewards,
+) -> GroupTrainer:
+    values = spec.parameters
+    set_seed(values["seed"])
+    model = load_model(spec.model_dir, values, device, training=True)
+    lora = lora_arguments(values)
+    try:
+        return GroupTrainer(
+            prompt_ids=prompts,
+            on_checkpoint=state.complete if spec.is_main else None,
+            model=model,
+            args=GRPOConfig(**grpo_arguments(values, device, str(state.checkpoint_dir))),
+            reward_funcs=rewards,
+            train_dataset=Dataset.from_list([{"prompt": task_id} for task_id in task_ids]),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(**lora) if lora is not None else None,
+        )
+    except ValueError as error:
+        # PEFT and TRL know the model's modules only now, and say which names they don't take.
+        if not values.is_set("lora.targetModules") or not ("arget modules" in str(error) or "lm_head" in str(error)):
+            raise
+        cause = Cause("spec.parameters.lora.targetModules", "FieldValueInvalid", str(error).splitlines()[0])
+        raise Invalid("the adapter can't be put on these modules", causes=[cause], fix="use all-linear") from error
 
 
 def _check_strategy(asked: str, trainer: GroupTrainer) -> None:
