@@ -125,7 +125,7 @@ def _type(annotation: Any) -> str:
 
 
 def _default(value: object) -> str:
-    if value is None or value == [] or value == {}:
+    if value is None or value == [] or value == {} or isinstance(value, Model):
         return ""
     if isinstance(value, tuple | list):
         return _code(*(str(item) for item in value))

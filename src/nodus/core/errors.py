@@ -57,6 +57,8 @@ class NodusError(Exception):
         super().__init__(message)
         self.message = message
         self.fix = fix
+        if fix:
+            self.add_note(f"fix: {fix}")  # so that a traceback says it too
         self.details: dict[str, Any] = dict(details or {})
         self.causes: tuple[Cause, ...] = tuple(causes)
         self.retry_after_s = retry_after_s

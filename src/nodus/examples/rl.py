@@ -6,6 +6,7 @@ this file that it uses, runs it isolated, and trains a LoRA adapter so that repl
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from typing import Any
@@ -63,10 +64,13 @@ def settings(device: str) -> dict[str, Any]:
     return {"steps": 50}
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the example and return the exit code."""
     from nodus.examples.report import make_console, no_contrast, print_error
 
+    parser = argparse.ArgumentParser(prog="python -m nodus.examples.rl", description=__doc__.splitlines()[0])
+    parser.add_argument("--output", default="./outputs", help="where results go (default: ./outputs)")
+    options = parser.parse_args(argv)
     console = make_console()
     try:
         device = str(default_client().server_info().get("device", "GPU"))
@@ -74,12 +78,14 @@ def main() -> int:
         run = rl.train(tasks, reward, max_cost=2, **settings(device))
         console.print(f"[bold]{run.name}[/]: {len(tasks)} tasks on {run.spec.model.uri} ({device})", highlight=False)
         run.watch()  # each stage, then the reward, loss and KL of every step
-        run.outputs.download("./outputs")  # the LoRA adapter and the before-and-after comparison
+        run.outputs.download(options.output)  # the LoRA adapter and the before-and-after comparison
         wrong = run.tasks(phase="Evaluation", outcome="Failed")
     except NodusError as error:
         print_error(console, error)
         return 1
-    console.print(f"still wrong: {len(wrong)} held-out tasks; the adapter is in ./outputs/adapter", highlight=False)
+    console.print(
+        f"still wrong: {len(wrong)} held-out tasks; the adapter is in {options.output}/adapter", highlight=False
+    )
     reason = no_contrast(run)
     if reason:
         console.print(

@@ -11,6 +11,7 @@ import http.client
 import json
 import math
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,9 @@ class AttemptClient:
         self._post("taskevents", body, key=f"events-{digest_of(body)[7:39]}")
 
     def stage(self, name: str) -> None:
-        """Say which stage the run is in: Baseline, Training or Evaluating."""
+        """Say which stage the run is in (Baseline, Training, Evaluating), in the log too: steps may take long."""
+        sys.stdout.write(f"stage {name}\n")
+        sys.stdout.flush()
         self.events([{"id": f"stage-{name}", "type": "Stage", "stage": name}])
 
     def _post(self, verb: str, body: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -58,3 +58,9 @@ def test_a_hostile_status_body_is_survived() -> None:
     )
     assert error.causes == (errors.Cause("1", "", ""),)
     assert error.retry_after_s is None
+
+
+def test_a_traceback_says_the_fix() -> None:
+    error = errors.NotFound("gone", fix="Make it.")
+    assert error.__notes__ == ["fix: Make it."]
+    assert str(error) == "gone"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -124,3 +125,11 @@ def test_replies_stay_on_one_line_and_are_no_markup() -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(_one_line("a\n[bold]b[/bold]   c"))
     assert out.getvalue() == "a [bold]b[/bold] c\n"
+
+
+@pytest.mark.parametrize("example", [quickstart, rl])
+def test_help_starts_nothing(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        example.main(["--help"])
+    assert leaving.value.code == 0
+    assert "--output" in capsys.readouterr().out
