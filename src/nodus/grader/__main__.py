@@ -1,9 +1,9 @@
 """Run ``nodus-env`` from a mounted directory: ``python -S -P /opt/nodus/nodus/grader``."""
 
+import os.path
 import sys
-from pathlib import Path
 
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 

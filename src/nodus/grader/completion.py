@@ -9,7 +9,6 @@ verdict. A reward that runs code of the completion inside this process could for
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import resource
@@ -23,10 +22,11 @@ from typing import Any, NamedTuple
 from nodus.grader import process
 from nodus.grader.loading import outside_trace
 from nodus.grader.tasks import Task
-from nodus.grader.verdicts import classify, failure, read_result
+from nodus.grader.verdicts import classify, failure, read_result, write_result
 
 RESULT_BYTES = 64 * 1024
 _CPU_GRACE_S = 2
+_LOOK_S = 0.1
 
 
 class Ended(NamedTuple):
@@ -65,15 +65,15 @@ class Scorer:
         self._private_fds = private_fds
         self._sandboxed = process.is_namespace_init()
 
-    def score(self, task: Task, completion: str) -> dict[str, Any]:
-        """Return the verdict with ``exitCode`` or ``signal`` and ``ms`` of the process that made it."""
+    def score(self, task: Task, completion: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the verdict, and ``exitCode`` or ``signal`` and ``ms`` of the process that made it."""
         read_end, write_end = os.pipe()
         try:
             pid = os.fork()
         except OSError as error:
             os.close(read_end)
             os.close(write_end)
-            return failure(f"could not fork: {error.strerror}")
+            return failure(f"could not fork: {error.strerror}"), {}
         if pid == 0:
             self._child(task, completion, write_end)
         os.close(write_end)
@@ -81,45 +81,41 @@ class Scorer:
         if not self._sandboxed:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # its own group; in a sandbox the worker ends everything else
-        return {**self._judge(ended), **_how(ended)}
+        code = os.waitstatus_to_exitcode(ended.status)
+        return self._judge(ended, code), _facts(ended, code)
 
     def _wait(self, pid: int, read_end: int) -> Ended:
-        """Read the report until the child ends; a grandchild that keeps the pipe open is not waited for."""
+        """Wait for the child's end, then read its report; a grandchild that keeps the pipe open is not waited for.
+
+        Only the end wakes this process: a report fits into the pipe, and being woken for it too would cost a second
+        switch of processes. Whoever writes more than a report fills the pipe, which is looked into now and then.
+        """
         started = time.monotonic()
+        deadline = started + self._timeout_s
         pidfd = os.pidfd_open(pid)
         poller = select.poll()
-        poller.register(read_end, select.POLLIN)
         poller.register(pidfd, select.POLLIN)
-        data, over, timed_out = b"", False, False
-        while not over:
-            left_s = started + self._timeout_s - time.monotonic()
-            events = poller.poll(max(0.0, left_s) * 1000) if left_s > 0 else []
-            if not events or len(data) > RESULT_BYTES:
-                timed_out = not events
+        os.set_blocking(read_end, False)
+        data, timed_out = b"", False
+        while not poller.poll(max(0.0, min(_LOOK_S, deadline - time.monotonic())) * 1000):
+            data += _read(read_end)
+            timed_out = time.monotonic() >= deadline
+            if timed_out or len(data) > RESULT_BYTES:
                 os.kill(pid, signal.SIGKILL)
                 break
-            for descriptor, _ in events:
-                if descriptor == pidfd:
-                    over = True
-                else:
-                    chunk = os.read(read_end, RESULT_BYTES)
-                    data += chunk
-                    if not chunk:
-                        poller.unregister(read_end)
-        if over:
-            data += _drain(read_end)
+        else:
+            data += _read(read_end)
         status = os.waitpid(pid, 0)[1]
         wall_ms = (time.monotonic() - started) * 1000
         os.close(pidfd)
         os.close(read_end)
         return Ended(data, status, timed_out, wall_ms)
 
-    def _judge(self, ended: Ended) -> dict[str, Any]:
+    def _judge(self, ended: Ended, code: int) -> dict[str, Any]:
         if ended.timed_out:
             return failure(f"reward ran longer than {self._timeout_s:g} s and was killed")
         if len(ended.data) > RESULT_BYTES:
             return failure("reward's process wrote more than a verdict where only the verdict belongs")
-        code = os.waitstatus_to_exitcode(ended.status)
         if code < 0:
             return failure(f"reward's process was killed by {_signal_name(-code)}")
         result = read_result(ended.data) if ended.data else None
@@ -133,7 +129,7 @@ class Scorer:
         status = 1
         try:
             self._confine()
-            data = json.dumps(self._verdict(task, completion)).encode()
+            data = write_result(self._verdict(task, completion))
             while data:
                 data = data[os.write(write_end, data) :]
             status = 0
@@ -158,19 +154,12 @@ class Scorer:
             os.setpgid(0, 0)
 
 
-def _drain(descriptor: int) -> bytes:
-    """Return what is in a pipe now, without waiting for more."""
-    os.set_blocking(descriptor, False)
-    data = b""
-    while len(data) <= RESULT_BYTES:
-        try:
-            chunk = os.read(descriptor, RESULT_BYTES)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        data += chunk
-    return data
+def _read(descriptor: int) -> bytes:
+    """Return what is in a pipe now, at most a byte more than a report may have."""
+    try:
+        return os.read(descriptor, RESULT_BYTES + 1)
+    except BlockingIOError:
+        return b""
 
 
 def _signal_name(number: int) -> str:
@@ -180,7 +169,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _how(ended: Ended) -> dict[str, Any]:
-    code = os.waitstatus_to_exitcode(ended.status)
+def _facts(ended: Ended, code: int) -> dict[str, Any]:
     facts: dict[str, Any] = {"ms": round(ended.wall_ms, 3), "timedOut": ended.timed_out}
     return {**facts, "exitCode": code} if code >= 0 else {**facts, "exitCode": None, "signal": _signal_name(-code)}

@@ -7,11 +7,11 @@ returned by ``load_environment()``. Anything else is refused in one sentence.
 from __future__ import annotations
 
 import importlib
+import os.path
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from nodus.grader.tasks import BadTask, Task, build_split, without_shared
@@ -85,7 +85,7 @@ class Environment:
 
 def outside_trace(error: BaseException, limit: int = 4000) -> str:
     """Return an exception's traceback without this package's own frames, its end kept."""
-    here = str(Path(__file__).parent)
+    here = os.path.dirname(__file__)
     frames = traceback.extract_tb(error.__traceback__)
     own = [index for index, frame in enumerate(frames) if frame.filename.startswith(here + "/")]
     first = own[-1] + 1 if own and own[-1] + 1 < len(frames) else 0
@@ -110,7 +110,7 @@ def load(loader: str, paths: Sequence[str], name: str, version: str) -> Environm
         EnvironmentFault: When importing or loading it raises.
     """
     for path in reversed(paths):
-        sys.path[:0] = [path, str(Path(path, "site"))]
+        sys.path[:0] = [path, os.path.join(path, "site")]
     module_name, _, function = loader.partition(":")
     found = _import(module_name)
     if function or not hasattr(found, "tasks"):

@@ -22,6 +22,7 @@ from nodus.grader.tasks import Task
 from nodus.grader.verdicts import failure
 
 DEFAULT_TIMEOUT_S = 10.0
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 EXIT_REPLACE_ME = 75
 """Exit code of a worker that could not clean up after a completion: nothing failed, but start another one."""
 
@@ -56,7 +57,7 @@ class Output:
 
     def line(self, value: dict[str, Any]) -> None:
         """Write one JSON line."""
-        data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        data = _encode(value).encode("utf-8", "surrogatepass") + b"\n"
         while data:
             data = data[os.write(self.descriptor, data) :]
 
@@ -93,13 +94,15 @@ def _requests(descriptor: int) -> Iterator[dict[str, Any]]:
 def _grade(scorer: Scorer, tasks: dict[str, Task], request: dict[str, Any]) -> dict[str, Any]:
     task = tasks.get(str(request.get("taskId")))
     completion = request.get("completion")
+    evidence: dict[str, Any] = {}
     if request.get("malformed") or not isinstance(completion, str):
         result = failure("the request is not a JSON object with taskId and completion")
     elif task is None:
         result = failure(f"this environment has no task {request.get('taskId')!r}")
     else:
-        result = scorer.score(task, completion)
-    evidence = {key: result.pop(key) for key in ("exitCode", "signal", "ms", "timedOut", "traceback") if key in result}
+        result, evidence = scorer.score(task, completion)
+    if "traceback" in result:
+        evidence["traceback"] = result.pop("traceback")
     verdict: dict[str, Any] = {key: request[key] for key in ("id", "taskId") if key in request}
     return {**verdict, **result, "evidence": evidence}
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from nodus.grader import verdicts
-from nodus.grader.verdicts import classify, read_result
+from nodus.grader.verdicts import classify, read_result, write_result
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ def test_array_of_several_numbers_is_no_reward() -> None:
 )
 def test_consistent_result_is_accepted(line: dict[str, Any]) -> None:
     assert read_result(json.dumps(line).encode()) == line
+    assert read_result(write_result(line)) == line
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,8 @@ def test_consistent_result_is_accepted(line: dict[str, Any]) -> None:
         b'{"verdict": "Correct", "reward": true}',
         b'{"verdict": "Correct", "reward": "1"}',
         b'{"verdict": "Best", "reward": 1}',
+        b"[" * 60_000,
+        b'{"verdict": "Correct", "reward": 1}\xff',
         b'{"verdict": "Correct", "reward": 1}{"verdict": "Correct", "reward": 1}',
     ],
 )
