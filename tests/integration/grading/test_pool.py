@@ -167,6 +167,28 @@ async def test_release_during_a_batch_gives_it_up_at_once_so_that_it_is_sent_aga
     nothing_left_of(executing.name)
 
 
+async def test_batch_that_waits_for_its_turn_is_given_up_too_and_starts_no_grader(
+    service: GradingService, executing: ResolvedEnvironment
+) -> None:
+    task = (await service.tasks(executing, "test", 0)).tasks[0]
+    endless = [Completion(task.task_id, 0, "import time; time.sleep(60)")]
+    grading = asyncio.create_task(service.grade("job", executing, endless, 1))
+    await eventually_async(lambda: _is_grading(executing.name))
+    waiting = asyncio.create_task(service.grade("job", executing, endless, 1))
+    await asyncio.sleep(0)  # until it waits behind the first
+    await service.release("job")
+    for batch in (grading, waiting):
+        with pytest.raises(Unavailable, match="released"):
+            await batch
+    nothing_left_of(executing.name)
+
+
+async def test_closed_service_starts_nothing(service: GradingService, executing: ResolvedEnvironment) -> None:
+    await service.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        await service.grade("job", executing, [Completion("t", 0, "x")])
+
+
 async def test_grader_is_replaced_after_many_completions(
     service: GradingService, make_environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,17 @@ sandboxes see read-only.
 
 from __future__ import annotations
 
+import errno
+import gzip
 import hashlib
 import io
+import os
 import shutil
 import sys
 import sysconfig
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,11 +28,14 @@ from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, Unsupported
 from nodus.server.compute.local.mounts import package_root
 from nodus.server.compute.local.sandbox import MIB
+from nodus.server.files import sync_directory
 
 GRADER_PROTOCOL = 1
 """The runner's ``PROTOCOL_VERSION``; part of every digest, since it decides ids, order and verdicts."""
 BUNDLE_BYTES = 512 * 1024
 UNPACKED_BYTES = 64 * MIB
+_ARCHIVE_BYTES = UNPACKED_BYTES + 16 * MIB  # with headers and padding
+_BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 BUNDLE_FILES = 5000
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MEMORY_BYTES = 1024 * MIB
@@ -156,8 +163,8 @@ class EnvironmentLibrary:
         staging = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=self._root))
         try:
             unpack_bundle(path.read_bytes(), staging)
-            staging.chmod(0o755)
             staging.rename(target)
+            sync_directory(self._root)
         except OSError:
             if not target.is_dir():  # another process may have unpacked it meanwhile
                 raise
@@ -174,10 +181,33 @@ def unpack_bundle(data: bytes, target: Path) -> None:
             modules of another Python.
     """
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-            _unpack(archive, target)
-    except (tarfile.TarError, EOFError, OSError) as error:
+        with gzip.open(io.BytesIO(data)) as stream:
+            # Bounded before tarfile sees it: that reads some headers whole, however long they say they are.
+            content = stream.read(_ARCHIVE_BYTES + 1)
+    except (EOFError, OSError, zlib.error) as error:
         raise BadBundle(f"the bundle is no readable tar.gz: {error}") from None
+    if len(content) > _ARCHIVE_BYTES:
+        raise BadBundle(f"the bundle unpacks to more than {UNPACKED_BYTES // MIB} MiB")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            _unpack(archive, target)
+    except tarfile.TarError as error:
+        raise BadBundle(f"the bundle is no readable tar.gz: {error}") from None
+    except OSError as error:
+        if error.errno not in _BAD_NAMES:
+            raise  # the disk's trouble, not the bundle's
+        raise BadBundle(f"the bundle holds a path that can't be made: {error.strerror}") from None
+    _settle(target)
+
+
+def _settle(root: Path) -> None:
+    """Let other users read what was unpacked, and make it durable: a directory that is there is taken to be whole."""
+    for directory, _, files in os.walk(root):
+        for name in files:
+            with open(Path(directory, name), "rb") as file:
+                os.fsync(file.fileno())
+        os.chmod(directory, 0o755)
+        sync_directory(Path(directory))
 
 
 def _unpack(archive: tarfile.TarFile, target: Path) -> None:
@@ -187,7 +217,7 @@ def _unpack(archive: tarfile.TarFile, target: Path) -> None:
             raise BadBundle(f"the bundle has more than {BUNDLE_FILES} files")
         place = _place(member, target)
         if member.isdir():
-            place.mkdir(parents=True, exist_ok=True, mode=0o755)
+            place.mkdir(parents=True, exist_ok=True)
             continue
         left_bytes -= member.size
         if left_bytes < 0:
@@ -197,7 +227,7 @@ def _unpack(archive: tarfile.TarFile, target: Path) -> None:
         source = archive.extractfile(member)
         if source is None:
             raise BadBundle(f"{member.name!r} in the bundle is no plain file")
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        place.parent.mkdir(parents=True, exist_ok=True)
         with source, place.open("wb") as stream:
             shutil.copyfileobj(source, stream)
         place.chmod(0o644)

@@ -5,7 +5,6 @@ The grader's name in the Environment says how the completion is read. Nothing of
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -56,15 +55,15 @@ def grade(item: Completion, answers: Mapping[str, Any], match: Matcher) -> Verdi
     if item.task_id not in answers:
         evidence = Evidence([_PROCESS], _ISOLATION, 0.0)
         return failed(item, f"this environment has no task {item.task_id!r}", evidence)
-    matched = match(item.completion, answers[item.task_id])
+    try:
+        matched = match(item.completion, answers[item.task_id])
+    except (ValueError, TypeError, OverflowError):
+        evidence = Evidence([_PROCESS], _ISOLATION, 0.0)
+        answer = repr(answers[item.task_id])[:80]
+        return failed(item, f"the answer of task {item.task_id!r} can't be compared as a number: {answer}", evidence)
     duration_ms = (time.perf_counter() - started) * 1000
-    record = {
-        "process": [_PROCESS],
-        "exitCode": 0,
-        "durationMs": round(duration_ms, 3),
-        "outputSHA256": hashlib.sha256(item.completion.encode("utf-8", "surrogatepass")).hexdigest(),
-        "isolation": _ISOLATION,
-    }
+    output = item.completion.encode("utf-8", "surrogatepass")
+    record = Evidence([_PROCESS], _ISOLATION, duration_ms, output, exit_code=0).to_wire()
     if matched is None:
         return Verdict(item.task_id, item.sample, "InvalidOutput", 0.0, None, record)
     return Verdict(item.task_id, item.sample, "Correct" if matched else "Incorrect", float(matched), None, record)

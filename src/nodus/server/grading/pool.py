@@ -93,6 +93,7 @@ class GraderPool:
         self._seats: list[_Seat] = []
         self._batch: _Batch | None = None
         self._number = 0
+        self._times_closed = 0
         self._one_batch = asyncio.Lock()
         self._used_at = clock.monotonic()
 
@@ -107,9 +108,12 @@ class GraderPool:
             A verdict for each item, in the same order.
 
         Raises:
-            Unavailable: When the pool is closed meanwhile.
+            Unavailable: When the pool is closed meanwhile, also while this batch waits for its turn.
         """
+        closed_before = self._times_closed
         async with self._one_batch:
+            if self._times_closed != closed_before:
+                raise _released()
             loop = asyncio.get_running_loop()
             batch = _Batch(items, loop, loop.create_future(), [None] * len(items), len(items))
             with self._changed:
@@ -141,11 +145,12 @@ class GraderPool:
         A batch under way is given up: its ``grade`` raises Unavailable, which whoever asked may send again.
         """
         with self._changed:
+            self._times_closed += 1
             seats, self._seats = self._seats, []
             self._pending.clear()
             self._end(seats)
             if self._batch is not None and not self._batch.done.done():
-                self._batch.done.set_exception(Unavailable("the graders were released while they graded"))
+                self._batch.done.set_exception(_released())
         for seat in seats:
             if seat.thread is not None:
                 await asyncio.to_thread(seat.thread.join)
@@ -279,6 +284,10 @@ class GraderPool:
                 batch.loop.call_soon_threadsafe(_set_done, batch.done)
             except RuntimeError:
                 log.info("a batch was graded after its event loop ended")
+
+
+def _released() -> Unavailable:
+    return Unavailable("the graders were released while they graded")
 
 
 def _set_done(done: asyncio.Future[None]) -> None:

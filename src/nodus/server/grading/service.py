@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nodus.core.clock import Clock, SystemClock
-from nodus.core.errors import EnvironmentTasksFailed, GraderFailed
+from nodus.core.errors import EnvironmentTasksFailed, GraderFailed, Unavailable
 from nodus.server.compute.local import cgroups
 from nodus.server.compute.local.probe import Isolation, probe
 from nodus.server.compute.local.sandbox import MIB, SandboxError
@@ -33,6 +34,7 @@ TASKS_TIMEOUT_S = 120.0
 TASKS_BYTES = 64 * MIB
 _SWEEP_INTERVAL_S = 15.0
 _YIELD_EVERY = 256
+_KEPT_ANSWERS = 16
 
 
 class GradingService:
@@ -70,9 +72,10 @@ class GradingService:
         self._isolation: Isolation | None = None
         self._launcher: Launcher | None = None
         self._pools: dict[tuple[str, str], GraderPool] = {}
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._making: dict[tuple[str, str, int], asyncio.Lock] = {}
         self._sweeper: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def start(self) -> None:
         """Clean up after a server that was killed, and begin to end idle graders."""
@@ -80,7 +83,8 @@ class GradingService:
         self._sweeper = asyncio.create_task(self._sweep(), name="grading-sweeper")
 
     async def close(self) -> None:
-        """End every grader and wait until none is left."""
+        """End every grader and wait until none is left; no further one is started."""
+        self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -116,11 +120,16 @@ class GradingService:
             EnvironmentTasksFailed: When it lists none, or no sandbox can be started; with the environment's traceback.
         """
         key = (environment.digest, split, seed)
-        async with self._making.setdefault(key, asyncio.Lock()):
-            kept = await self._manifests.get(*key)
-            if kept is None:
-                made = await self.list_tasks(environment, split, seed)
-                kept = await self._manifests.put(*key, made.to_json())
+        kept = await self._manifests.get(*key)
+        if kept is None:
+            try:
+                async with self._making.setdefault(key, asyncio.Lock()):
+                    kept = await self._manifests.get(*key)
+                    if kept is None:
+                        made = await self.list_tasks(environment, split, seed)
+                        kept = await self._manifests.put(*key, made.to_json())
+            finally:
+                self._making.pop(key, None)  # who waits has the lock; who comes later finds what is kept
         return Manifest.from_json(*key, kept)
 
     async def list_tasks(
@@ -215,10 +224,13 @@ class GradingService:
 
         Raises:
             SandboxError: When it cannot; the message says what to do.
+            Unavailable: When the service was closed.
         """
         if (problem := await self.problem()) is not None:
             raise SandboxError(problem)
         unsafe = not (await self.isolation()).ok
+        if self._closed:
+            raise Unavailable("the server is stopping", fix="Send it again.")
         if self._launcher is None:
             if unsafe:
                 log.warning("grading without isolation (--allow-unsafe-sandbox)")
@@ -231,6 +243,8 @@ class GradingService:
             splits = [await self.tasks(environment, split, 0) for split in ("train", "test")]
             answers = {task.task_id: task.answer for manifest in splits for task in manifest.tasks}
             self._answers[environment.digest] = answers
+            while len(self._answers) > _KEPT_ANSWERS:
+                self._answers.popitem(last=False)
         match = exact_match.matcher(grader)
         verdicts = []
         for index, item in enumerate(items):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
+import os
 import sysconfig
 import tarfile
 from pathlib import Path
@@ -36,6 +38,22 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info
+
+
+def _long_header() -> bytes:
+    """A small bundle whose first header says that it goes on for 200 MiB."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 200 << 20
+    return gzip.compress(header.tobuf() + bytes(header.size), 6)
+
+
+def test_full_disk_is_not_the_bundles_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        unpack_bundle(archive(("task.py", b"x = 1\n")), tmp_path)
 
 
 def test_runner_and_server_speak_the_same_protocol() -> None:
@@ -72,6 +90,9 @@ def test_bundle_is_unpacked_with_plain_permissions(tmp_path: Path) -> None:
         (archive(link("x", "", tarfile.CHRTYPE)), "is a link or a device"),
         (archive(("bomb", b"\0" * (65 << 20))), "more than 64 MiB"),
         (archive(*[(f"{n}", b"") for n in range(5001)]), "more than 5000 files"),
+        (archive(("a", b""), ("a/b", b"")), "a path that can't be made"),
+        (archive(("n" * 300, b"")), "a path that can't be made"),
+        (_long_header(), "more than 64 MiB"),
         (archive(("site/n/m.cpython-27-x86_64-linux-gnu.so", b"")), "compiled for another Python"),
     ],
 )

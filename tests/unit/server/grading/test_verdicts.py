@@ -110,6 +110,13 @@ def test_exact_match_grades_inside_the_server() -> None:
     assert (unknown.verdict, unknown.reward) == ("InfrastructureFailure", None)
 
 
+@pytest.mark.parametrize("answer", ["twelve", None, ["12"], "9" * 5000 + "x"])
+def test_answer_that_is_no_number_is_a_fault_of_the_environment(answer: Any) -> None:
+    verdict = exact.grade(Completion("t1", 0, "12"), {"t1": answer}, exact.matcher("last-integer"))
+    assert (verdict.verdict, verdict.reward) == ("InfrastructureFailure", None)
+    assert "can't be compared as a number" in str(verdict.reason)
+
+
 def test_exact_match_compares_the_whole_text_unless_the_name_says_otherwise() -> None:
     match = exact.matcher("anything")
     assert [match(text, "Paris") for text in (" Paris\n", "paris", " ")] == [True, False, None]
