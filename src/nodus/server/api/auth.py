@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 CATALOG_PROJECT = "nodus"
 CREATED_BY = "nodus.dev/created-by"
-TRAINING_JOB_LABEL = "nodus.dev/trainingjob"
 READ_VERBS = frozenset({"get", "list", "watch"})
 _USE_INTERVAL_S = 60.0
-_FINISHED = frozenset({"Succeeded", "Failed", "Cancelled", "Lost"})
 # What an attempt's token may do to the TrainingJob it belongs to: verb, subresource.
 _ATTEMPT_CALLS = frozenset(
     {("create", "tasks"), ("create", "gradings"), ("create", "taskevents"), ("get", None), ("get", "taskevents")}
@@ -214,7 +212,7 @@ def _attempt_identity(conn: Connection, uid: str) -> AttemptIdentity | None:
     attempt = objects.find_by_uid(conn, uid)
     if attempt is None or attempt.kind != ATTEMPT.name or attempt.project is None or attempt.deleted_at is not None:
         return None
-    if attempt.status.get("phase") in _FINISHED:
+    if ATTEMPT.is_terminal(attempt.status.get("phase")):
         return None
     job = objects.find(conn, JOB, attempt.project, str(attempt.spec["job"]))
     return AttemptIdentity(

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 JOB_LABEL = "nodus.dev/job"
 NEXT_ATTEMPT_S = 1.0
-_TERMINAL = frozenset({"Succeeded", "Failed", "Cancelled"})
-_ENDED = _TERMINAL | {"Lost"}
 
 
 # Logs ---------------------------------------------------------------------------------------------------------
@@ -101,7 +99,9 @@ def _log_state(conn: Connection, project: str, kind: Kind, name: str, wanted: st
     found = sorted((a for a in found if _is_of(a, job)), key=lambda a: int(a.spec.get("epoch", 0)))
     if wanted is not None:
         found = [a for a in found if wanted in (a.name, str(a.spec.get("epoch")))]
-    over = owner is None or owner.status.get("phase") in _TERMINAL or (wanted is not None and all(map(_ended, found)))
+    over = (
+        owner is None or kind.is_terminal(owner.status.get("phase")) or (wanted is not None and all(map(_ended, found)))
+    )
     return _LogState(tuple((a.uid, _ended(a)) for a in found), over)
 
 
@@ -110,7 +110,7 @@ def _is_of(attempt: Object, job: Object | None) -> bool:
 
 
 def _ended(attempt: Object) -> bool:
-    return attempt.status.get("phase") in _ENDED
+    return ATTEMPT.is_terminal(attempt.status.get("phase"))
 
 
 async def _attempt_log(call: Call, uid: str, query: _LogQuery, *, whole: bool) -> AsyncIterator[bytes]:
@@ -129,7 +129,7 @@ async def _attempt_log(call: Call, uid: str, query: _LogQuery, *, whole: bool) -
         elif stamper is None:
             yield piece.data
         else:
-            yield b"".join(stamper.stamp(piece.offset, piece.data))
+            yield await asyncio.to_thread(stamper.stamp, piece.offset, piece.data)
 
 
 class _Stamper:
@@ -139,8 +139,11 @@ class _Stamper:
         self._directory = directory
         self._at_line_start = True
 
-    def stamp(self, offset: int, data: bytes) -> Iterator[bytes]:
-        """The lines of one piece with their times."""
+    def stamp(self, offset: int, data: bytes) -> bytes:
+        """The lines of one piece with their times. Reads files."""
+        return b"".join(self._stamped(offset, data))
+
+    def _stamped(self, offset: int, data: bytes) -> Iterator[bytes]:
         stamps = logstore.stamps(self._directory)
         starts = [start for start, _ in stamps]
         for line in data.splitlines(keepends=True):

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from nodus.core.errors import NotFound
 from nodus.core.ids import new_uid
-from nodus.core.kinds import KINDS, Kind
+from nodus.core.kinds import Kind
 from nodus.server.store import leases, rows
 from nodus.server.store.cascade import Propagation, delete, release_if_free
 from nodus.server.store.codec import from_us
@@ -214,8 +214,3 @@ def _project(kind: Kind, project: str | None) -> str:
 
 def _missing(plural: str, name: str) -> NotFound:
     return NotFound(f'{plural}.nodus.dev "{name}" not found', details={"kind": plural, "name": name})
-
-
-def by_kind_name(kind: str) -> Kind:
-    """Return the kind that an :class:`Object` names."""
-    return KINDS[kind]

@@ -30,6 +30,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -51,7 +52,6 @@ from nodus.server.compute.local.sandboxspec import (
     inner_argv,
     prlimit,
 )
-from nodus.server.files import readable
 
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_TIMEOUT_S = 5.0
@@ -250,7 +250,9 @@ class SandboxProcess:
             if self._inner_fd is not None:
                 # a pidfd of a namespace's process 1 is readable only after every process in it was reaped
                 self._signal_inner(signal.SIGKILL)
-                readable(_REAP_TIMEOUT_S, self._inner_fd)
+                poller = select.poll()  # not select: a server may have descriptors above its limit
+                poller.register(self._inner_fd, select.POLLIN)
+                poller.poll(_REAP_TIMEOUT_S * 1000)
                 os.close(self._inner_fd)
                 self._inner_fd = None
                 with contextlib.suppress(ChildProcessError):
