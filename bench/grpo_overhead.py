@@ -23,7 +23,7 @@ from bench._harness import Figure, measure
 
 FIGURE = Figure(name="grpo-overhead", unit="s/step", goal=0.9)
 PARAMETERS: dict[str, Any] = {
-    "steps": 3,
+    "steps": 2,
     "batchSize": 8,
     "gradientAccumulation": 4,
     "numGenerations": 8,
