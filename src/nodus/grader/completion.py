@@ -1,9 +1,9 @@
 """One completion in its own process: fork, score, report, and be gone.
 
-Of the child's signals the worker takes none but SIGIO, the one it has a handler for (process 1 of a namespace is shielded
-from the others); that one ends it, which costs the sender its own verdict: a grader that dies twice over a completion
-is an InfrastructureFailure of that completion. The child cannot look into the worker, and is killed at the wall limit.
-What it reports goes through a pipe of its own and is checked; whatever else it does is no
+Of the child's signals the worker takes none but SIGIO, the one it has a handler for (process 1 of a namespace is
+shielded from the others); that one ends it, which costs the sender its own verdict: a grader that dies twice over a
+completion is an InfrastructureFailure of that completion. The child cannot look into the worker, and is killed at the
+wall limit. What it reports goes through a pipe of its own and is checked; whatever else it does is no
 verdict. A reward that runs code of the completion inside this process could forge the verdict of that one completion
 (it is the scorer); it reaches no other.
 """
