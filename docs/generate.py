@@ -25,8 +25,8 @@ from nodus.core.kinds.describe import all_models, field_descriptions
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Generated from the code by docs/generate.py; edits here are lost. -->\n"
 QUOTED_ANNOTATION = r": '([^']*)'"
-# Refinements that the server keeps to itself: whether they are loaded depends on what ran before.
-SERVER_ONLY = ("nodus.server.", "nodus.trainer.")
+# Where the errors live that a user's program can meet. All are loaded, so the page does not hang on what ran before.
+ERROR_MODULES = ("nodus.core.errors", "nodus.client.config", "nodus.client.http", "nodus.recipes.errors")
 PUBLIC_MODULES = ("nodus", "nodus.recipes.rl")
 
 
@@ -137,10 +137,12 @@ def _default(value: object) -> str:
 
 def errors_page() -> str:
     """Reasons, HTTP statuses and classes of the error tree."""
+    for module in ERROR_MODULES:
+        importlib.import_module(module)
     rows = [
         (f"`{cls.__name__}`", f"`{cls.reason}`", str(cls.status), "yes" if cls.retryable else "no", _first_line(cls))
         for cls in sorted(all_errors(), key=lambda cls: (cls.status, cls.__name__))
-        if cls is not NodusError and not cls.__module__.startswith(SERVER_ONLY)
+        if cls is not NodusError and cls.__module__ in ERROR_MODULES
     ]
     return "\n".join(
         [

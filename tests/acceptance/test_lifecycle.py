@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -359,10 +360,11 @@ def test_endless_headers_and_slow_ones_are_cut_off(start: Start) -> None:
             pass
         else:
             assert client.recv(64) in (b"",) or b"431" in client.recv(64)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        for _ in range(3):
-            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert b"200 OK" in client.recv(4096)
+    kept_alive = HTTPConnection("127.0.0.1", port, timeout=10)
+    for _ in range(3):
+        kept_alive.request("GET", "/healthz")
+        assert kept_alive.getresponse().read() == b"ok\n"
+    kept_alive.close()
 
 
 def test_log_is_json_lines_with_request_ids(start: Start, data_dir: Path) -> None:
