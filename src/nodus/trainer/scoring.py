@@ -151,7 +151,8 @@ def add_scoring(model: Any, temperature: float) -> None:
         hidden_RLH = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         head = self.get_output_embeddings()
         log_probs_S, entropy_S, *_ = ChunkedLogProbFunction.apply(
-            hidden_RLH.reshape(-1, hidden_RLH.size(-1))[at_S],
+            # Not indexing: its gradient adds rows of one prompt up in whatever order the threads come.
+            hidden_RLH.reshape(-1, hidden_RLH.size(-1)).index_select(0, at_S),
             head.weight,
             head.bias,
             labels_S,

@@ -119,3 +119,21 @@ def test_only_plain_full_attention_is_packed(tiny, change, expected):
     for name, value in change.items():
         setattr(tiny.config, name, value)
     assert supports_packing(tiny) is expected
+
+
+def test_gradients_of_a_large_batch_are_the_same_every_time(tiny_dir):
+    # Large enough for torch to spread the gathering of scored positions over its threads.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(6, 70, (64, 40), generator=generator)
+    ids[:, :8] = ids[0, :8]
+    found = []
+    for _ in range(5):
+        model = AutoModelForCausalLM.from_pretrained(tiny_dir)
+        add_scoring(model, 1.0)
+        log_probs, _ = score(model, pack(ids, torch.ones_like(ids), 32, PAD), (64, 32), torch.float32)
+        log_probs.sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(found[0][-2000:], other[-2000:]) for other in found[1:])
