@@ -1,6 +1,7 @@
 """``nodus``: finds the command, runs it, and turns every known error into lines and an exit code.
 
-Exit codes: 0 done, 1 an API or other error, 2 wrong usage, 124 a wait ran out of time, 130 interrupted.
+Exit codes: 0 done, 1 an API or other error, 2 wrong usage, 124 a wait ran out of time, 130 interrupted. ``nodus run``
+adds those of the command it runs, and 125 for an end that isn't the command's own.
 """
 
 from __future__ import annotations
@@ -13,39 +14,56 @@ from typing import Any
 import click
 
 from nodus._version import __version__
-from nodus.cli.session import Options
+from nodus.cli.groups import Group, unknown_command
+from nodus.cli.session import Options, connection_options
 from nodus.core.errors import NodusError, NodusTimeout
 
 EXIT_TIMEOUT = 124
 EXIT_INTERRUPTED = 130
 
-# The help stands here as well as in the modules, so that `nodus --help` imports none of them; a test compares the two.
-COMMANDS: dict[str, str] = {
-    "up": "Start the server.",
-    "down": "Stop the server; runs go on and are picked up by the next `nodus up`.",
-    "status": "Tell whether the server runs and is ready.",
-    "doctor": "Check isolation, configuration and server, and say how to fix what is wrong.",
-    "apply": "Create objects from manifests, or change them to what the manifests say.",
-    "create": "Create objects from manifests.",
-    "get": "List objects, or show one.",
-    "describe": "Show an object with its progress, results and events.",
-    "wait": "Wait until an object is in a state.",
-    "logs": "Print the log of a run.",
-    "cp": "Copy a run's outputs to this machine, each file checked by its sha256.",
-    "patch": "Change fields of an object.",
-    "cancel": "Cancel a run.",
-    "delete": "Delete objects and what they own.",
-    "events": "List what happened to the objects of the project.",
-    "volume": "Put files into volumes and get them back.",
-    "login": "Save a key of a server.",
-    "auth": "Print credentials and permissions.",
-    "whoami": "Show whose key is in use.",
-    "api-resources": "List the kinds of objects the server has.",
+# Every command, by the section of the help it stands in. The help stands here as well as in the modules, so that
+# `nodus --help` imports none of them; a test compares the two.
+SECTIONS: dict[str, dict[str, str]] = {
+    "Server": {
+        "up": "Start the server.",
+        "down": "Stop the server; runs go on and are picked up by the next `nodus up`.",
+        "status": "Tell whether the server runs and is ready.",
+        "doctor": "Check isolation, configuration and server, and say how to fix what is wrong.",
+    },
+    "Objects": {
+        "get": "List objects, or show one.",
+        "describe": "Show an object with its progress, results and events.",
+        "apply": "Create objects from manifests, or change them to what the manifests say.",
+        "create": "Create objects from manifests.",
+        "patch": "Change fields of an object.",
+        "delete": "Delete objects and what they own.",
+        "wait": "Wait until an object is in a state.",
+        "events": "List what happened to the objects of the project.",
+    },
+    "Runs": {
+        "logs": "Print the log of a run.",
+        "cp": "Copy a run's outputs to this machine, each file checked by its sha256.",
+        "cancel": "Cancel a run.",
+    },
+    "Files and secrets": {
+        "volume": "Put files into volumes and get them back.",
+    },
+    "Keys and settings": {
+        "login": "Save a key of a server.",
+        "auth": "Print credentials and permissions.",
+        "whoami": "Show whose key is in use.",
+    },
+    "Help": {
+        "api-resources": "List the kinds of objects the server has.",
+    },
 }
+COMMANDS: dict[str, str] = {name: text for section in SECTIONS.values() for name, text in section.items()}
+# A command is `command` in the module of its name, unless it stands here as MODULE:NAME.
+ELSEWHERE: dict[str, str] = {}
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is asked for."""
+class LazyGroup(Group):
+    """The group of all commands; imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order a new user meets them."""
@@ -55,33 +73,29 @@ class LazyGroup(click.Group):
         """Return a command by its name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"nodus.cli.commands.{cmd_name.replace('-', '_')}").command
+        module, _, attribute = ELSEWHERE.get(cmd_name, cmd_name.replace("-", "_")).partition(":")
+        command: click.Command = getattr(import_module(f"nodus.cli.commands.{module}"), attribute or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        """Write the sections without importing their commands."""
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl(list(commands.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; an unknown one is answered with the closest name."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else " `nodus --help` lists the commands."
-            raise click.UsageError(f"unknown command {args[0]!r}.{hint}")
+            raise unknown_command(ctx, args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, "--version", prog_name="nodus", message="%(prog)s %(version)s")
-@click.option("--context", metavar="NAME", help="Context of the configuration file. [env: NODUS_CONTEXT]")
-@click.option("-p", "--project", "-n", "--namespace", "project", metavar="NAME", help="Project. [env: NODUS_PROJECT]")
-@click.pass_context
-def root(ctx: click.Context, context: str | None, project: str | None) -> None:
+@connection_options
+def root(ctx: click.Context, given: Options) -> None:
     """Teach language models with your own reward, on your own machine.
 
     \b
@@ -91,7 +105,7 @@ def root(ctx: click.Context, context: str | None, project: str | None) -> None:
       nodus get tj -w
       nodus cp tj/my-grpo:outputs/ ./outputs
     """
-    ctx.obj = Options(context=context, project=project)
+    ctx.obj = given
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,15 +117,20 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["help"]:  # `nodus help get`, as other tools have it
+        words = [*words[1:], "--help"]
     try:
-        result: Any = root.main(args=argv, prog_name="nodus", standalone_mode=False)
+        result: Any = root.main(args=words, prog_name="nodus", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
+    except click.UsageError as error:
+        return _wrong_usage(error)
     except click.ClickException as error:
-        error.show(file=sys.stderr)
-        return error.exit_code if isinstance(error, click.UsageError) else 1
+        _say(f"error: {error.format_message()}")
+        return error.exit_code
     except NodusTimeout as error:
         _say(f"error: {error.message}")
         return EXIT_TIMEOUT
@@ -132,10 +151,27 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def _wrong_usage(error: click.UsageError) -> int:
+    """Say what is wrong in one line and what would be right in another; a group without a command prints its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # not in the oldest click that is supported
+        error.show()
+        return error.exit_code
+    context, lines = error.ctx, [f"error: {error.format_message()}"]
+    if context is not None and not isinstance(context.command, LazyGroup):
+        usage = " ".join(context.command.collect_usage_pieces(context))
+        lines.append(f"usage: {context.command_path} {usage}    (--help says more)")
+    _say(*lines)
+    return error.exit_code
+
+
 def _say(*lines: str) -> None:
+    from nodus.cli.colour import paint
+
     sys.stdout.flush()
     for line in lines:
-        print(line, file=sys.stderr)
+        word, colon, rest = line.partition(":")
+        styled = line.startswith(("error:", "Error from server")) and bool(colon)
+        print(f"{paint(word + colon, 'red', sys.stderr)}{rest}" if styled else line, file=sys.stderr)
 
 
 if __name__ == "__main__":

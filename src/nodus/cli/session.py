@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
@@ -28,10 +29,18 @@ class Options:
 
     context: str | None = None
     project: str | None = None
+    org: str | None = None
+    verbose: bool = False
+    """Log each request on standard error."""
 
     def over(self, other: Options) -> Options:
         """Return these options, with the other's where these are unset."""
-        return Options(self.context or other.context, self.project or other.project)
+        return Options(
+            self.context or other.context,
+            self.project or other.project,
+            self.org or other.org,
+            self.verbose or other.verbose,
+        )
 
 
 class Session:
@@ -43,8 +52,13 @@ class Session:
     """
 
     def __init__(self, options: Options, *, patient: bool = False) -> None:
-        self.connection: Connection = resolve(context=options.context, project=options.project)
-        self.api = Api(self.connection, retry=PATIENT if patient else PROMPT, agent=f"nodus/{__version__}")
+        self.connection: Connection = resolve(context=options.context, project=options.project, org=options.org)
+        self.api = Api(
+            self.connection,
+            retry=PATIENT if patient else PROMPT,
+            agent=f"nodus/{__version__}",
+            log=_log if options.verbose else None,
+        )
         self.resources = Resources(self.api)
         self.project = self.connection.project
 
@@ -68,32 +82,70 @@ class Session:
             raise
 
 
+CONTEXT_OPTION = click.option(
+    "--context", metavar="NAME", help="Context of the configuration file. [env: NODUS_CONTEXT]"
+)
+ORG_OPTION = click.option("--org", metavar="NAME", help="Organization; takes its context. [env: NODUS_ORG]")
+PROJECT_OPTION = click.option(
+    "-p", "--project", "-n", "--namespace", "project", metavar="NAME", help="Project. [env: NODUS_PROJECT]"
+)
+VERBOSE_OPTION = click.option("-v", "--verbose", is_flag=True, help="Log each request, without credentials.")
+
+
+def connection_options(function: Callable[Concatenate[click.Context, Options, P], T]) -> Callable[..., T]:
+    """Decorate a function that takes a click context and the `Options`: adds --context, --org, -p and -v.
+
+    What stands before the command's name counts as well.
+    """
+
+    @CONTEXT_OPTION
+    @ORG_OPTION
+    @PROJECT_OPTION
+    @VERBOSE_OPTION
+    @click.pass_context
+    @wraps(function)
+    def command(
+        ctx: click.Context,
+        context: str | None,
+        org: str | None,
+        project: str | None,
+        verbose: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> T:
+        return function(ctx, given_options(ctx, context, project, org, verbose), *args, **kwargs)
+
+    return command
+
+
 def connected(*, patient: bool = False) -> Callable[[Callable[Concatenate[Session, P], T]], Callable[..., T]]:
-    """Decorate a command's function: adds --context and -p, and passes a Session as its first argument.
+    """Decorate a command's function: adds --context, --org, -p and -v, and passes a Session as its first argument.
 
     Args:
         patient: Ride out a restart of the server.
     """
 
     def decorate(function: Callable[Concatenate[Session, P], T]) -> Callable[..., T]:
-        @click.option("--context", metavar="NAME", help="Context of the configuration file. [env: NODUS_CONTEXT]")
-        @click.option(
-            "-p", "--project", "-n", "--namespace", "project", metavar="NAME", help="Project. [env: NODUS_PROJECT]"
-        )
-        @click.pass_context
+        @connection_options
         @wraps(function)
-        def command(ctx: click.Context, context: str | None, project: str | None, *args: Any, **kwargs: Any) -> T:
-            return function(Session(given_options(ctx, context, project), patient=patient), *args, **kwargs)
+        def command(ctx: click.Context, given: Options, *args: Any, **kwargs: Any) -> T:
+            return function(Session(given, patient=patient), *args, **kwargs)
 
         return command
 
     return decorate
 
 
-def given_options(ctx: click.Context, context: str | None, project: str | None) -> Options:
+def given_options(
+    ctx: click.Context, context: str | None, project: str | None, org: str | None = None, verbose: bool = False
+) -> Options:
     """Return a command's own connection options over those before its name."""
     before = ctx.find_root().obj
-    return Options(context, project).over(before if isinstance(before, Options) else Options())
+    return Options(context, project, org, verbose).over(before if isinstance(before, Options) else Options())
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def object_label(kind: KindInfo, obj: JsonObject) -> str:

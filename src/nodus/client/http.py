@@ -11,11 +11,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote, urlencode
 
 from nodus._version import __version__
@@ -24,6 +24,7 @@ from nodus.client.transport import Exchange, Request, Transport, TransportError,
 from nodus.core.errors import InternalError, NodusError, from_status
 
 JSON = "application/json"
+TIMEOUT_S = 60.0
 
 
 class ConnectionFailed(NodusError):
@@ -52,6 +53,21 @@ PROMPT = RetryPolicy(budget_s=30.0, first_contact_s=0.0, internal_error_s=0.0, o
 """For the command line: a person is waiting."""
 
 
+class RequestOptions(TypedDict, total=False):
+    """What a request may carry besides its method and path."""
+
+    query: Mapping[str, object] | None
+    """None values are left out."""
+    body: object
+    """JSON; bytes and files go as they are."""
+    headers: Mapping[str, str] | None
+    """Beside or instead of the client's own."""
+    idempotency_key: str | None
+    """Makes a POST repeatable."""
+    timeout_s: float | None
+    """Longest silence of the server, in seconds; 60 when left out (120 for `Api.lines`), None waits for ever."""
+
+
 class Api:
     """Speaks HTTP to one server with one key. Thread-safe.
 
@@ -59,11 +75,21 @@ class Api:
         connection: Address, key and project.
         retry: How long to go on trying.
         agent: The User-Agent header; the Python client's when None.
+        log: Is given a line for each request and its answer: method, URL, status, milliseconds and request id; never
+            a header, a body or the query of a signed URL.
     """
 
-    def __init__(self, connection: Connection, *, retry: RetryPolicy = PATIENT, agent: str | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        retry: RetryPolicy = PATIENT,
+        agent: str | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
         self.connection = connection
         self.retry = retry
+        self.log = log
         self.transport = Transport(
             socket_path=connection.socket, certificate_authority=connection.certificate_authority
         )
@@ -71,83 +97,37 @@ class Api:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         self._agent = agent or f"nodus-python/{__version__} python/{version}"
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-        idempotency_key: str | None = None,
-        timeout_s: float | None = 60.0,
-    ) -> Any:
+    async def call(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Any:
         """Send a request and return its decoded JSON answer; text where the answer is not JSON.
 
         Raises:
             NodusError: Of the class the server names; `ConnectionFailed` when no answer came.
         """
-        return (
-            await self.answer(
-                method,
-                path,
-                query=query,
-                body=body,
-                headers=headers,
-                idempotency_key=idempotency_key,
-                timeout_s=timeout_s,
-            )
-        ).content()
+        return (await self.answer(method, path, **options)).content()
 
-    async def answer(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-        idempotency_key: str | None = None,
-        timeout_s: float | None = 60.0,
-    ) -> Answer:
+    async def answer(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Answer:
         """Like `call`, with status and headers beside the body."""
-        exchange = await self.stream(
-            method, path, query=query, body=body, headers=headers, idempotency_key=idempotency_key, timeout_s=timeout_s
-        )
-        try:
-            return Answer(exchange.status, exchange.headers, await exchange.read())
-        except TransportError as error:
-            if method != "GET":
-                raise self._unreachable(error) from error
-        # The body of a GET broke off: the request is harmless, so ask once more.
-        exchange = await self.stream(method, path, query=query, headers=headers, timeout_s=timeout_s)
-        try:
-            return Answer(exchange.status, exchange.headers, await exchange.read())
-        except TransportError as error:
-            raise self._unreachable(error) from error
+        for last in (method != "GET", True):
+            exchange = await self.stream(method, path, **options)
+            try:
+                return Answer(exchange.status, exchange.headers, await exchange.read())
+            except TransportError as error:
+                if last:  # the body of a GET that broke off is asked for once more: the request is harmless
+                    raise self._unreachable(error) from error
+        raise AssertionError("the second try answers or raises")
 
-    async def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-        idempotency_key: str | None = None,
-        timeout_s: float | None = 60.0,
-    ) -> Exchange:
+    async def stream(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Exchange:
         """Send a request and return its successful (below 400) answer, body unread; retried like every request.
 
         Raises:
             NodusError: As `call`.
         """
-        request = self._request(method, path, query, body, headers, idempotency_key, timeout_s)
-        repeatable = method != "POST" or idempotency_key is not None
+        request = self._request(method, path, options)
+        repeatable = method != "POST" or options.get("idempotency_key") is not None
         started, attempt = time.monotonic(), 0
         while True:
             try:
-                exchange = await self.transport.open(request)
+                exchange = await self._open(request)
             except TransportError as broken:
                 error: NodusError = self._unreachable(broken)
                 again = repeatable or not broken.sent
@@ -167,21 +147,29 @@ class Api:
             await pause(wait_s)
             attempt += 1
 
-    async def lines(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = 120.0,
-    ) -> AsyncGenerator[bytes, None]:
+    async def _open(self, request: Request, *, signed: bool = False) -> Exchange:
+        """Send one request; its line in the log leaves out the query of a signed URL, which is a permission."""
+        if self.log is None:
+            return await self.transport.open(request)
+        shown = f"{request.method} {request.url.partition('?')[0] if signed else request.url}"
+        begun = time.monotonic()
+        try:
+            exchange = await self.transport.open(request)
+        except TransportError as error:
+            self.log(f"{shown} failed: {error}")
+            raise
+        identity = exchange.headers.get("x-request-id") or exchange.headers.get("nodus-request-id") or ""
+        self.log(f"{shown} {exchange.status} in {(time.monotonic() - begun) * 1000:.0f} ms {identity}".rstrip())
+        return exchange
+
+    async def lines(self, method: str, path: str, **options: Unpack[RequestOptions]) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a streamed answer as they come, without their newline.
 
         Raises:
             NodusError: Before the first line as `call`; `ConnectionFailed` when the stream breaks off.
         """
-        exchange = await self.stream(method, path, query=query, headers=headers, timeout_s=timeout_s)
+        options.setdefault("timeout_s", 120.0)
+        exchange = await self.stream(method, path, **options)
         rest = b""
         try:
             async with aclosing(exchange.chunks()) as chunks:
@@ -203,7 +191,7 @@ class Api:
             NodusError: When it answers with an error or not at all.
         """
         try:
-            exchange = await self.transport.open(Request("GET", url, {"Accept-Encoding": "identity"}))
+            exchange = await self._open(Request("GET", url, {"Accept-Encoding": "identity"}), signed=True)
         except TransportError as error:
             raise self._unreachable(error) from error
         if exchange.status >= 400:
@@ -213,7 +201,7 @@ class Api:
     async def put_grant(self, url: str, body: bytes | Path, headers: Mapping[str, str]) -> None:
         """Upload bytes to a granted URL, with the grant's headers and no credentials."""
         try:
-            exchange = await self.transport.open(Request("PUT", url, dict(headers), body, timeout_s=300.0))
+            exchange = await self._open(Request("PUT", url, dict(headers), body, timeout_s=300.0), signed=True)
         except TransportError as error:
             raise self._unreachable(error) from error
         if exchange.status >= 400:
@@ -225,31 +213,24 @@ class Api:
         given = {key: _text(value) for key, value in (query or {}).items() if value is not None}
         return self.connection.url + quote(path, safe="/:@,;=~!$&'()*+") + (f"?{urlencode(given)}" if given else "")
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None,
-        body: object,
-        headers: Mapping[str, str] | None,
-        idempotency_key: str | None,
-        timeout_s: float | None,
-    ) -> Request:
+    def _request(self, method: str, path: str, options: RequestOptions) -> Request:
         sent = {"User-Agent": self._agent, "Accept": JSON, "Accept-Encoding": "identity"}
         if self.connection.api_key:
             sent["Authorization"] = f"Bearer {self.connection.api_key}"
         if self.connection.org and not (self.connection.api_key or "").startswith("nodus_"):
             sent["Nodus-Org"] = self.connection.org
-        if idempotency_key:
-            sent["Idempotency-Key"] = idempotency_key
+        key = options.get("idempotency_key")
+        if key:
+            sent["Idempotency-Key"] = key
+        body = options.get("body")
         content: bytes | Path | None
         if body is None or isinstance(body, bytes | Path):
             content = body
         else:
             sent["Content-Type"] = JSON
             content = json.dumps(body, allow_nan=False).encode()
-        sent.update(headers or {})
-        return Request(method, self.url(path, query), sent, content, timeout_s)
+        sent.update(options.get("headers") or {})
+        return Request(method, self.url(path, options.get("query")), sent, content, options.get("timeout_s", TIMEOUT_S))
 
     def _unreachable(self, error: TransportError) -> ConnectionFailed:
         fix = "Start the server with `nodus up`, or check NODUS_API_URL."

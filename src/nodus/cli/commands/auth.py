@@ -6,11 +6,12 @@ import json
 
 import click
 
+from nodus.cli.groups import Group
 from nodus.cli.session import Session, connected, given_options
 from nodus.client.config import ConfigError, resolve
 
 
-@click.group(name="auth")
+@click.group(name="auth", cls=Group)
 def command() -> None:
     """Print credentials and permissions.
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodus.cli.formats import check_format, print_object
-from nodus.cli.session import Session, given_options
+from nodus.cli.session import CONTEXT_OPTION, ORG_OPTION, VERBOSE_OPTION, Session, given_options
 from nodus.cli.targets import parse_target
 
 
@@ -35,7 +35,9 @@ from nodus.cli.targets import parse_target
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would come of it.")
 @click.option("-o", "--output", metavar="json|yaml|name", help="Print the object.")
-@click.option("--context", metavar="NAME", help="Context of the configuration file. [env: NODUS_CONTEXT]")
+@CONTEXT_OPTION
+@ORG_OPTION
+@VERBOSE_OPTION
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -46,6 +48,8 @@ def command(
     dry_run: bool,
     output: str | None,
     context: str | None,
+    org: str | None,
+    verbose: bool,
 ) -> None:
     """Change fields of an object.
 
@@ -64,7 +68,7 @@ def command(
             project = value
     if not patch:
         raise click.UsageError("--patch is required: the change, as JSON.")
-    session = Session(given_options(ctx, context, project))
+    session = Session(given_options(ctx, context, project, org, verbose))
     target = parse_target(session, what)
     name = str(target.name)
     session.run(session.get(target.kind, name, project=target.project))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from nodus.cli.groups import Group
 from nodus.cli.session import Session, connected
 from nodus.cli.tables import plain_table
 from nodus.core.errors import NotFound
 
 
-@click.group(name="volume")
+@click.group(name="volume", cls=Group)
 def command() -> None:
     """Put files into volumes and get them back.
 
