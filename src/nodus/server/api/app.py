@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -12,22 +11,21 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodus._version import __version__
-from nodus.core.errors import Forbidden, MethodNotAllowed, NotFound
-from nodus.core.kinds import KINDS, PROJECT, VOLUME, Kind
+from nodus.core.errors import Forbidden, NotFound
+from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
-from nodus.server.api import attempt_api, blobs, discovery, reading, resources, streams, volumes
+from nodus.server.api import attempt_api, blobs, discovery, reading, resources
 from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
-from nodus.server.api.call import Call, checked_name, kind_of
+from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
 from nodus.server.api.middleware import RequestMiddleware
+from nodus.server.api.routes import Operation, subresource
 from nodus.server.services import Services
 from nodus.server.store import listing, objects
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-Handler = Callable[[Call], Awaitable[Response]]
-PublicHandler = Callable[[Request, Services], Awaitable[Response]]
 READY_TIMEOUT_S = 5.0
 
 
@@ -52,112 +50,45 @@ class _App:
 
 
 def _routes(services: Services) -> list[Route]:
-    health = [_public(services, "/healthz", healthz), _public(services, "/readyz", readyz)]
     if "api" not in services.settings.roles:
-        return health
-    namespaced, org = "/apis/nodus.dev/{version}/namespaces/{project}/{plural}", "/apis/nodus.dev/{version}/{plural}"
+        return [_public(services, operation) for operation in HEALTH]
     found = [
-        *health,
-        _public(services, blobs.DOWNLOAD_PATH + "{sha256}", blobs.get_signed),
-        _public(services, blobs.UPLOAD_PATH + "{sha256}", blobs.put_upload, ("PUT",)),
-        _public(services, "/.well-known/nodus-configuration", configuration),
+        (_public if operation.public else _authenticated)(services, operation) for operation in (*HEALTH, *OPERATIONS)
     ]
-    for path, handler, methods in (
-        ("/metrics", metrics_text, ("GET",)),
-        ("/self", attempt_api.self_, ("GET",)),
-        ("/auth/whoami", get_whoami, ("GET",)),
-        ("/api", discovery.core, ("GET",)),
-        ("/api/v1/namespaces/{project}", get_namespace, ("GET",)),
-        ("/apis", discovery.groups, ("GET",)),
-        ("/apis/nodus.dev/{version}", get_version, ("GET",)),
-        ("/blobs/v1/namespaces/{project}/uploads", blobs.grant_upload, ("POST",)),
-        ("/blobs/v1/namespaces/{project}/blobs/{sha256}", blobs.get_blob, ("GET",)),
-        (namespaced, resources.collection, _ALL),
-        (namespaced + "/{name}", resources.item, _ALL),
-        (namespaced + "/{name}/{sub:path}", subresource, _ALL),
-        (org, resources.collection, _ALL),
-        (org + "/{name}", resources.item, _ALL),
-        (org + "/{name}/{sub:path}", subresource, _ALL),
+    namespaced, org = "/apis/nodus.dev/{version}/namespaces/{project}/{plural}", "/apis/nodus.dev/{version}/{plural}"
+    for path, handler in (
+        (namespaced, resources.collection),
+        (namespaced + "/{name}", resources.item),
+        (namespaced + "/{name}/{sub:path}", subresource),
+        (org, resources.collection),
+        (org + "/{name}", resources.item),
+        (org + "/{name}/{sub:path}", subresource),
     ):
-        found.append(_authenticated(services, path, handler, methods))
+        found.append(_authenticated(services, Operation(path, handler, _ALL)))
     return found
 
 
 _ALL = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
-def _authenticated(services: Services, path: str, handler: Handler, methods: tuple[str, ...]) -> Route:
+def _authenticated(services: Services, operation: Operation) -> Route:
     async def endpoint(request: Request) -> Response:
-        request.scope["state"]["route"] = path
+        request.scope["state"]["route"] = operation.path
         principal = await authenticate(request, services)
         params = dict(request.path_params)
         if "project" in params:
             params["project"] = checked_name(PROJECT, params["project"])
-        return await handler(Call(request, services, principal, params))
+        return await operation.handler(Call(request, services, principal, params))
 
-    return Route(path, endpoint, methods=list(methods))
+    return Route(operation.path, endpoint, methods=list(operation.methods))
 
 
-def _public(services: Services, path: str, handler: PublicHandler, methods: tuple[str, ...] = ("GET",)) -> Route:
+def _public(services: Services, operation: Operation) -> Route:
     async def endpoint(request: Request) -> Response:
-        request.scope["state"]["route"] = path
-        return await handler(request, services)
+        request.scope["state"]["route"] = operation.path
+        return await operation.handler(request, services)
 
-    return Route(path, endpoint, methods=list(methods))
-
-
-# Subresources -------------------------------------------------------------------------------------------------
-
-
-async def subresource(call: Call) -> Response:
-    """``.../{plural}/{name}/{sub}``: what a kind has besides its objects."""
-    kind = kind_of(call.params)
-    first, _, rest = call.params["sub"].partition("/")
-    if first not in kind.subresources or (kind.namespaced and call.project is None):
-        raise NotFound(
-            f"{kind.plural} have no {first[:60]!r}",
-            fix=f"They have: {', '.join(kind.subresources) or 'nothing below'}.",
-        )
-    if kind is VOLUME:
-        return await _volume_subresource(call, first, rest)
-    return await _run_subresource(call, kind, first, rest)
-
-
-async def _run_subresource(call: Call, kind: Kind, first: str, rest: str) -> Response:
-    if first == "outputs" and call.method == "GET":
-        return await (streams.output(call, kind, rest) if rest else streams.outputs(call, kind))
-    handlers: dict[tuple[str, str], Callable[[Call, Kind], Awaitable[Response]]] = {
-        ("log", "GET"): streams.log,
-        ("taskevents", "GET"): attempt_api.get_taskevents,
-        ("taskevents", "POST"): attempt_api.post_taskevents,
-        ("tasks", "POST"): attempt_api.tasks,
-        ("gradings", "POST"): attempt_api.gradings,
-    }
-    handler = handlers.get((first, call.method))
-    if handler is None or rest:
-        raise _no_method(call, [method for sub, method in handlers if sub == first] or ["GET"])
-    return await handler(call, kind)
-
-
-async def _volume_subresource(call: Call, first: str, rest: str) -> Response:
-    match (first, rest.split("/") if rest else [], call.method):
-        case ("revisions", [], "GET"):
-            return await volumes.revisions(call)
-        case ("files", [], "GET"):
-            return await volumes.files(call)
-        case ("uploads", [], "POST"):
-            return await volumes.begin_upload(call)
-        case ("uploads", [upload], "PUT"):
-            return await volumes.commit_upload(call, upload)
-        case ("uploads", [upload, "files"], "PUT"):
-            return await volumes.put_file(call, upload)
-        case ("uploads", [upload, "files"], "DELETE"):
-            return await volumes.delete_file(call, upload)
-    raise _no_method(call, ["GET", "POST", "PUT"])
-
-
-def _no_method(call: Call, allowed: list[str]) -> MethodNotAllowed:
-    return MethodNotAllowed(f"{call.request.method} does not fit this path", details={"allowed": sorted(set(allowed))})
+    return Route(operation.path, endpoint, methods=list(operation.methods))
 
 
 # Single routes ------------------------------------------------------------------------------------------------
@@ -225,11 +156,31 @@ async def get_namespace(call: Call) -> Response:
     return json_response({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}})
 
 
-async def get_version(call: Call) -> Response:
-    """The resources of one API version."""
-    if call.params["version"] not in discovery.VERSIONS:
-        raise NotFound(f"the API has no version {call.params['version'][:60]!r}", fix="It has v1 and v1beta1.")
-    return await discovery.resources(call)
+HEALTH: tuple[Operation, ...] = (
+    Operation("/healthz", healthz, public=True, answer=None),
+    Operation("/readyz", readyz, public=True, answer=None),
+)
+"""What a server of any role answers."""
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(blobs.DOWNLOAD_PATH + "{sha256}", blobs.get_signed, public=True, answer=None),
+    Operation(
+        blobs.UPLOAD_PATH + "{sha256}", blobs.put_upload, ("PUT",), public=True, status=201,
+        body={"type": "string", "format": "binary"},
+    ),
+    Operation("/.well-known/nodus-configuration", configuration, public=True),
+    Operation("/metrics", metrics_text, answer=None),
+    Operation("/self", attempt_api.self_),
+    Operation("/auth/whoami", get_whoami),
+    Operation("/api", discovery.core),
+    Operation("/api/v1/namespaces/{project}", get_namespace),
+    Operation("/apis", discovery.groups),
+    Operation("/apis/nodus.dev", discovery.group),
+    Operation("/apis/nodus.dev/{version}", discovery.resources),
+    Operation("/blobs/v1/namespaces/{project}/uploads", blobs.grant_upload, ("POST",), body={"type": "object"}),
+    Operation("/blobs/v1/namespaces/{project}/blobs/{sha256}", blobs.get_blob, answer=None, status=302),
+)  # fmt: skip
+"""Every route beside the kinds' own."""
 
 
 def describe_routes(app: Any) -> list[tuple[str, frozenset[str]]]:

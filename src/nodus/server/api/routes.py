@@ -1,0 +1,223 @@
+"""What routes are made of, and every subresource: declared once, read by the router, discovery, OpenAPI and the docs.
+
+A route's handler says in the first line of its docstring what the route does; the reference pages show that line.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+from nodus.core.errors import MethodNotAllowed, NotFound
+from nodus.core.kinds import JOB, KINDS, TRAINING_JOB, VOLUME, Kind
+from nodus.server.api import attempt_api, streams, volumes
+from nodus.server.api.call import Call, kind_of
+
+Schema = Mapping[str, Any]
+"""A JSON schema."""
+Verb = str
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A query parameter of a route."""
+
+    name: str
+    description: str
+    type: str = "string"
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A path outside of the generic verbs.
+
+    Attributes:
+        path: template, such as ``/blobs/v1/namespaces/{project}/uploads``.
+        handler: takes a :class:`Call`; of a public route the request and the services.
+        methods: HTTP methods; HEAD comes with GET.
+        public: needs no key.
+        query: query parameters.
+        body: schema of the request body, when it has one.
+        answer: schema of the answer; None for an answer that is not JSON.
+        status: HTTP status of success.
+    """
+
+    path: str
+    handler: Callable[..., Awaitable[Response]]
+    methods: tuple[str, ...] = ("GET",)
+    public: bool = False
+    query: tuple[Param, ...] = ()
+    body: Schema | None = None
+    answer: Schema | None = field(default_factory=lambda: {"type": "object"})
+    status: int = 200
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return summary_of(self.handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Subresource:
+    """A method on a path below an object.
+
+    Attributes:
+        path: below the object, such as ``outputs/{path:path}``; what the braces capture is passed to the handler.
+        method: HTTP method.
+        handler: takes the :class:`Call`, the kind and what the path captured.
+        kinds: which kinds have it.
+        query: query parameters.
+        body: schema of the request body, when it has one.
+        answer: schema of the answer; None for an answer that is not JSON.
+        status: HTTP status of success.
+    """
+
+    path: str
+    method: str
+    handler: Callable[..., Awaitable[Response]]
+    kinds: tuple[Kind, ...]
+    query: tuple[Param, ...] = ()
+    body: Schema | None = None
+    answer: Schema | None = field(default_factory=lambda: {"type": "object"})
+    status: int = 200
+
+    @property
+    def first(self) -> str:
+        """The name that kinds and discovery list."""
+        return self.path.partition("/")[0]
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return summary_of(self.handler)
+
+    def match(self, path: str) -> tuple[str, ...] | None:
+        """Return what a path captures, or None when it is another one."""
+        found = _pattern(self.path).fullmatch(path)
+        return None if found is None else found.groups()
+
+
+@functools.cache
+def _pattern(template: str) -> re.Pattern[str]:
+    parts = re.split(r"\{\w+(:path)?\}", template)
+    text = re.escape(parts[0])
+    for deep, literal in zip(parts[1::2], parts[2::2], strict=True):
+        text += ("(.+)" if deep else "([^/]+)") + re.escape(literal)
+    return re.compile(text, re.DOTALL)
+
+
+def summary_of(handler: Callable[..., Any]) -> str:
+    """Return the first sentence of a handler's docstring, without the path it begins with."""
+    text = " ".join((handler.__doc__ or "").split("\n\n")[0].split())
+    text = re.sub(r"^``[^`]*``:\s*", "", text)
+    return text[:1].upper() + text[1:]
+
+
+def _plain(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    """A handler that serves one kind only and is not told which."""
+
+    @functools.wraps(handler)
+    async def call_it(call: Call, kind: Kind, *captured: str) -> Response:
+        return await handler(call, *captured)
+
+    return call_it
+
+
+_RUNS = (JOB, TRAINING_JOB)
+_TRAINING = (TRAINING_JOB,)
+_LOGGED = tuple(kind for kind in KINDS.values() if "log" in kind.subresources)
+_ITEMS: Schema = {
+    "type": "object",
+    "required": ["items"],
+    "properties": {"items": {"type": "array", "items": {"type": "object"}}, "continue": {"type": "string"}},
+}
+_PAGE = (
+    Param("limit", "Most items of the answer.", "integer"),
+    Param("after", "The `continue` of the page before."),
+)
+_PATH = Param("path", "Path of the file in the volume.", required=True)
+
+SUBRESOURCES: tuple[Subresource, ...] = (
+    Subresource(
+        "log", "GET", streams.log, _LOGGED, answer=None,
+        query=(
+            Param("follow", "Go on until the run ends.", "boolean"),
+            Param("tailLines", "Only the last lines.", "integer"),
+            Param("sinceSeconds", "Only what was written in the last seconds.", "integer"),
+            Param("timestamps", "Put its time before each line.", "boolean"),
+            Param("attempt", "Name or number of an attempt; the newest when unset."),
+            Param("index", "Completion index.", "integer"),
+            Param("rank", "Rank in a gang.", "integer"),
+        ),
+    ),
+    Subresource("outputs", "GET", streams.outputs, _RUNS, answer=_ITEMS),
+    Subresource(
+        "outputs/{path:path}", "GET", streams.output, _RUNS, answer=None, status=302,
+        query=(Param("index", "Completion index.", "integer"), Param("rank", "Rank in a gang.", "integer")),
+    ),
+    Subresource(
+        "taskevents", "GET", attempt_api.get_taskevents, _TRAINING, answer=_ITEMS,
+        query=(
+            Param("eventType", "Only events of this type, such as Metrics or Task."),
+            Param("phase", "Only of this phase: Baseline, Training or Evaluation."),
+            Param("attempt", "Only of this attempt."),
+            *_PAGE,
+        ),
+    ),
+    Subresource("taskevents", "POST", attempt_api.post_taskevents, _TRAINING, body={"type": "object"}),
+    Subresource("tasks", "POST", attempt_api.tasks, _TRAINING, body={"type": "object"}),
+    Subresource("gradings", "POST", attempt_api.gradings, _TRAINING, body={"type": "object"}),
+    Subresource("revisions", "GET", _plain(volumes.revisions), (VOLUME,), answer=_ITEMS),
+    Subresource(
+        "files", "GET", _plain(volumes.files), (VOLUME,), answer=_ITEMS,
+        query=(
+            Param("path", "A file or directory; the whole volume when unset."),
+            Param("revision", "A revision; the newest when unset.", "integer"),
+        ),
+    ),
+    Subresource(
+        "uploads", "POST", _plain(volumes.begin_upload), (VOLUME,), status=201,
+        body={"type": "object", "properties": {"mode": {"enum": ["Write", "Read", "Clear"]}}},
+    ),
+    Subresource(
+        "uploads/{upload}", "PUT", _plain(volumes.commit_upload), (VOLUME,),
+        body={"type": "object", "required": ["commit"], "properties": {"commit": {"type": "object"}}},
+    ),
+    Subresource(
+        "uploads/{upload}/files", "PUT", _plain(volumes.put_file), (VOLUME,), status=201,
+        query=(_PATH, Param("mode", "File mode in octal; 644 when unset."), Param("sha256", "Digest to check.")),
+        body={"type": "string", "format": "binary"},
+    ),
+    Subresource("uploads/{upload}/files", "DELETE", _plain(volumes.delete_file), (VOLUME,), query=(_PATH,)),
+)  # fmt: skip
+
+
+async def subresource(call: Call) -> Response:
+    """``.../{plural}/{name}/{sub}``: what a kind has besides its objects."""
+    kind = kind_of(call.params)
+    path = call.params["sub"]
+    first = path.partition("/")[0]
+    here = [sub for sub in SUBRESOURCES if kind in sub.kinds and sub.first == first]
+    if not here or (kind.namespaced and call.project is None):
+        raise NotFound(
+            f"{kind.plural} have no {first[:60]!r}",
+            fix=f"They have: {', '.join(kind.subresources) or 'nothing below'}.",
+        )
+    matching = [(sub, captured) for sub in here if (captured := sub.match(path)) is not None]
+    for sub, captured in matching:
+        if sub.method == call.method:
+            return await sub.handler(call, kind, *captured)
+    if not matching:
+        raise NotFound(f"{kind.plural} have no {path[:60]!r}", fix=f"Below {first} there is no such path.")
+    raise no_method(call, [sub.method for sub, _ in matching])
+
+
+def no_method(call: Call, allowed: list[str]) -> MethodNotAllowed:
+    """The error for a method that a path does not take."""
+    return MethodNotAllowed(f"{call.request.method} does not fit this path", details={"allowed": sorted(set(allowed))})
