@@ -53,11 +53,13 @@ def bundle() -> bytes:
 
 async def pool(folder: Path) -> list[float]:
     """Return completions a second through the pool, once a round."""
+    from nodus.server.compute.local.graders import LocalGraders
     from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests
 
     digest = hashlib.sha256(bundle()).hexdigest()
     (folder / digest).write_bytes(bundle())
-    service = GradingService(EnvironmentLibrary(folder / "unpacked", lambda _: folder / digest), MemoryManifests())
+    library = EnvironmentLibrary(folder / "unpacked", lambda _: folder / digest)
+    service = GradingService(library, MemoryManifests(), LocalGraders())
     spec = {"version": "1.0.0", "package": {"source": {"blob": f"sha256:{digest}", "module": "nodus_task"}}}
     rates = []
     try:

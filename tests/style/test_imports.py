@@ -70,6 +70,18 @@ def test_part_imports_only_parts_below_it(part: str) -> None:
     assert not wrong
 
 
+def test_grading_knows_no_backend_but_the_protocol() -> None:
+    """Graders run on the job's host, on whatever backend that is: what starts them is behind ``compute/graders.py``."""
+    allowed = {"nodus.server.compute.base", "nodus.server.compute.graders"}
+    wrong = [
+        f"{shown(path)}:{line} imports {module}"
+        for path in python_files("src/nodus/server/grading")
+        for module, line, _ in imports(path)
+        if module.startswith("nodus.server.compute") and module not in allowed
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("part", sorted(LIBRARIES))
 def test_part_imports_only_its_libraries(part: str) -> None:
     wrong = []

@@ -26,12 +26,13 @@ def build(services: Services) -> None:
     settings, store = services.settings, services.store
     services.models = ModelService.from_environment(settings.data_dir, settings.default_model)
     library = EnvironmentLibrary(settings.data_dir / "environments", store.blobs.path)
+    backend = controllers.make_backend(settings.data_dir, store)
     services.grading = GradingService(
-        library, StoredManifests(store), services.clock, allow_unsafe=settings.allow_unsafe_sandbox
+        library, StoredManifests(store), backend.graders, services.clock, allow_unsafe=settings.allow_unsafe_sandbox
     )
     services.training = TrainingService(store, services.grading)
     if "controllers" in settings.roles:
-        services.backend = controllers.make_backend(settings.data_dir, store)
+        services.backend = backend
 
 
 @contextlib.asynccontextmanager

@@ -246,15 +246,18 @@ async def test_gradings_and_tasks_go_to_the_training_service(attempt: Api, servi
         async def task_files(self, obj: Object) -> dict[str, str]:
             return {"train.jsonl": "{}\n", "test.jsonl": ""}
 
-        async def grade(self, obj: Object, attempt: str, phase: str, step: int, completions: list[Any]) -> list[Any]:
-            calls.append((obj.name, attempt, phase, step, completions))
+        async def grade(
+            self, obj: Object, attempt: str, phase: str, step: int, completions: list[Any], *, beside: str
+        ) -> list[Any]:
+            calls.append((obj.name, attempt, phase, step, completions, beside))
             return [{"taskId": "t", "sample": 0, "verdict": "Correct", "outcome": "Passed", "reward": 1.0}]
 
     services.training = Training()
     completions = [{"taskId": "t", "sample": 0, "completion": "4"}]
     body = {"phase": "Training", "step": 3, "completions": completions}
     assert (await attempt.ok("POST", f"{TRAINING_JOBS}/run/gradings", json=body))["verdicts"][0]["verdict"] == "Correct"
-    assert calls == [("run", "run-1", "Training", 3, completions)]
+    (made,) = services.store.read_sync(objects.list_, ATTEMPT, None).items
+    assert calls == [("run", "run-1", "Training", 3, completions, made.uid)]
     assert (await attempt.ok("POST", f"{TRAINING_JOBS}/run/tasks", json={}))["files"].keys() == {
         "train.jsonl",
         "test.jsonl",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodus.core.clock import FakeClock
+from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.probe import probe
 from nodus.server.grading import EnvironmentLibrary, GradingService, MemoryManifests, ResolvedEnvironment
 from nodus.testing.eventually import eventually
@@ -88,7 +89,7 @@ def environment_names() -> Iterator[list[str]]:
 async def service(tmp_path: Path, clock: FakeClock, environment_names: list[str]) -> AsyncIterator[GradingService]:
     """Return a grading service whose blobs are files of the test's directory."""
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
-    made = GradingService(library, MemoryManifests(), clock)
+    made = GradingService(library, MemoryManifests(), LocalGraders(), clock)
     yield made
     await made.close()
 

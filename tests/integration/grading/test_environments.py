@@ -13,6 +13,7 @@ from nodus.core.clock import FakeClock
 from nodus.core.errors import EnvironmentTasksFailed
 from nodus.core.kinds import ENVIRONMENT
 from nodus.server.catalog import read_catalog
+from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.controllers.environment import Context, EnvironmentController, fingerprint
 from nodus.server.controllers.runtime import Manager
 from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests, StoredManifests
@@ -163,7 +164,7 @@ class World:
 async def world(tmp_path: Path, clock: FakeClock, environment_names: list[str]) -> AsyncIterator[World]:
     store = Store.open(f"sqlite:///{tmp_path}/nodus.db", clock, sync=False)
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
-    service = GradingService(library, StoredManifests(store), clock)
+    service = GradingService(library, StoredManifests(store), LocalGraders(), clock)
     yield World(store, service, clock)
     await service.close()
     store.close()
@@ -196,7 +197,7 @@ async def test_bad_bundle_fails_the_unpack_step(world: World, specify: Specify) 
 async def test_manifests_are_kept_in_the_database(world: World, specify: Specify) -> None:
     environment = await world.service.resolve(*specify(GOOD))
     first = await world.service.tasks(environment, "test", 4)
-    again = GradingService(world.service.library, StoredManifests(world.store), world.clock)
+    again = GradingService(world.service.library, StoredManifests(world.store), LocalGraders(), world.clock)
     assert environment.directory is not None
     (environment.directory / "nodus_task.py").unlink()
     assert await again.tasks(environment, "test", 4) == first
@@ -244,7 +245,7 @@ async def test_machine_without_sandboxes_leaves_it_pending_with_the_fix(tmp_path
     nothing = Isolation(
         "none", "root", False, False, False, "rlimits", "rlimits", ("not installed: x",), (), "install x"
     )
-    service = GradingService(world.service.library, MemoryManifests(), check=lambda: nothing)
+    service = GradingService(world.service.library, MemoryManifests(), LocalGraders(lambda: nothing))
     world.controller = EnvironmentController(service)
     obj = world.create("e", {"version": "1.0.0", "package": {"source": {"blob": "sha256:" + "0" * 64, "module": "m"}}})
     manager = world.manager()

@@ -17,6 +17,7 @@ import pytest
 from nodus.core.clock import FakeClock
 from nodus.core.errors import EnvironmentTasksFailed, GraderFailed, Unavailable
 from nodus.server.compute.local import cgroups
+from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.probe import Isolation, probe
 from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests, ResolvedEnvironment
 from nodus.server.grading import pool as pool_module
@@ -237,7 +238,7 @@ async def test_unknown_task_is_a_failure_and_not_a_reward(
 
 async def test_machine_without_isolation_refuses_and_says_the_fix(tmp_path: Path, specify: Specify) -> None:
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
-    service = GradingService(library, MemoryManifests(), check=lambda: NO_ISOLATION)
+    service = GradingService(library, MemoryManifests(), LocalGraders(lambda: NO_ISOLATION))
     environment = library.resolve(*specify(ECHO))
     with pytest.raises(EnvironmentTasksFailed, match="install x"):
         await service.tasks(environment, "train", 0)
@@ -249,7 +250,7 @@ async def test_machine_without_isolation_refuses_and_says_the_fix(tmp_path: Path
 async def test_isolation_that_was_missing_is_looked_for_again(tmp_path: Path, specify: Specify) -> None:
     found = [NO_ISOLATION, probe()]
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
-    service = GradingService(library, MemoryManifests(), check=lambda: found.pop(0))
+    service = GradingService(library, MemoryManifests(), LocalGraders(lambda: found.pop(0)))
     environment = library.resolve(*specify(ECHO))
     with pytest.raises(EnvironmentTasksFailed, match="install x"):
         await service.tasks(environment, "train", 0)
@@ -259,7 +260,7 @@ async def test_isolation_that_was_missing_is_looked_for_again(tmp_path: Path, sp
 
 async def test_unsafe_grading_is_named_in_every_verdict(tmp_path: Path, specify: Specify) -> None:
     library = EnvironmentLibrary(tmp_path / "environments", lambda blob: tmp_path / blob.removeprefix("sha256:"))
-    service = GradingService(library, MemoryManifests(), allow_unsafe=True, check=lambda: NO_ISOLATION)
+    service = GradingService(library, MemoryManifests(), LocalGraders(lambda: NO_ISOLATION), allow_unsafe=True)
     try:
         environment = library.resolve(*specify(ECHO))
         verdicts = await service.grade("job", environment, await _items(service, environment, 8), 1)
@@ -275,7 +276,7 @@ async def test_service_leaves_no_descriptor_thread_or_control_group(tmp_path: Pa
     name, spec = specify(ECHO)
 
     async def use() -> tuple[int, int]:
-        service = GradingService(library, MemoryManifests())
+        service = GradingService(library, MemoryManifests(), LocalGraders())
         environment = await service.resolve(name, spec)
         await service.grade("job", environment, await _items(service, environment, 20), 2)
         await service.close()
@@ -291,11 +292,12 @@ async def test_service_leaves_no_descriptor_thread_or_control_group(tmp_path: Pa
 SERVER = """
 import asyncio, sys
 from pathlib import Path
+from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.grading import *
 
 async def main(root, name, blob):
     library = EnvironmentLibrary(root / "environments", lambda digest: root / digest.removeprefix("sha256:"))
-    service = GradingService(library, MemoryManifests())
+    service = GradingService(library, MemoryManifests(), LocalGraders())
     package = {"source": {"blob": blob, "module": "nodus_task"}}
     environment = await service.resolve(name, {"version": "1.0.0", "package": package})
     task = (await service.tasks(environment, "test", 0)).tasks[0]

@@ -12,6 +12,7 @@ import pytest
 
 from nodus.core.errors import Conflict, GraderFailed, Invalid
 from nodus.core.kinds import ENVIRONMENT
+from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.grading import EnvironmentLibrary, GradingService, StoredManifests
 from nodus.server.grading.manifests import Manifest, Task
 from nodus.server.grading.verdicts import Completion, Verdict
@@ -23,8 +24,9 @@ class CountingGrading(GradingService):
     """Lists tasks and grades in this process, without sandboxes; counts what it is asked."""
 
     def __init__(self, store: Store, root: Path) -> None:
-        super().__init__(EnvironmentLibrary(root, store.blobs.path), StoredManifests(store))
+        super().__init__(EnvironmentLibrary(root, store.blobs.path), StoredManifests(store), LocalGraders())
         self.graded: list[tuple[str, int, str]] = []
+        self.places: list[str | None] = []
         self.running = self.most_running = 0
         self.dies_after = 10**9
         self.fails = False
@@ -37,8 +39,15 @@ class CountingGrading(GradingService):
         return Manifest(environment.digest, split, seed, tasks, True)
 
     async def grade(
-        self, pool_key: str, environment: Any, items: Sequence[Completion], max_parallel: int | None = None
+        self,
+        pool_key: str,
+        environment: Any,
+        items: Sequence[Completion],
+        max_parallel: int | None = None,
+        *,
+        beside: str | None = None,
     ) -> list[Verdict]:
+        self.places.append(beside)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         await asyncio.sleep(0)
@@ -130,6 +139,14 @@ async def test_one_batch_of_a_run_at_a_time_and_each_completion_once(
     answers = await asyncio.gather(*(service.grade(run, "run-1", "Training", 1, items) for _ in range(5)))
     assert all(answer == answers[0] for answer in answers)
     assert (len(grading.graded), grading.most_running) == (10, 1)
+
+
+async def test_completions_are_graded_beside_the_member_that_submits_them(
+    service: TrainingService, grading: CountingGrading, run: Object
+) -> None:
+    for attempt in ("1", "2"):
+        await service.grade(run, f"run-{attempt}", "Baseline", 0, completions("test", 1), beside=f"uid-{attempt}")
+    assert grading.places == ["uid-1", "uid-2"]
 
 
 async def test_server_killed_in_a_batch_grades_only_what_was_not_recorded(

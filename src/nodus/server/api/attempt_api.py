@@ -69,7 +69,7 @@ async def gradings(call: Call, kind: Kind) -> Response:
     body = await read_object(call.request, ATTEMPT_BODY_LIMIT_BYTES)
     phase, step, completions = _read_gradings(body)
     obj = await call.services.store.read(find, call, kind, name)
-    verdicts = await _training(call).grade(obj, attempt.name, phase, step, completions)
+    verdicts = await _training(call).grade(obj, attempt.name, phase, step, completions, beside=attempt.uid)
     return json_response({"verdicts": verdicts})
 
 

@@ -1,4 +1,4 @@
-"""What a compute backend does for the controllers: run members, one per Attempt (or rank of a gang), and report them.
+"""What a compute backend does: run members, one per Attempt (or rank of a gang), and graders beside them.
 
 A backend keeps no truth of its own: what a member is doing is read from where it runs. All methods are idempotent by
 the member's key, so that a controller that crashed between an effect and its record can repeat it. The state machine
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from nodus.core.errors import NodusError
+from nodus.server.compute.graders import GraderHost
 
 MemberPhase = Literal["Absent", "Starting", "Running", "Exited", "Lost"]
 """Absent: nothing runs and nothing ran. Lost: it ran and its supervisor died without saying how it ended."""
@@ -156,9 +157,14 @@ class StartRefused(NodusError):
 
 
 class ComputeBackend(Protocol):
-    """Runs members; see the module's docstring for the rules."""
+    """Runs members and graders; see the module's docstring for the rules."""
 
     name: str
+
+    @property
+    def graders(self) -> GraderHost:
+        """Starts graders on the hosts of its members; the grading service alone uses it, and closes it."""
+        ...
 
     async def capacity(self) -> Capacity:
         """Return what the machines have and what is free."""

@@ -26,10 +26,9 @@ from typing import Any
 from nodus.core.digests import digest_of
 from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, Unsupported
-from nodus.server.compute.local.mounts import package_root
-from nodus.server.compute.local.sandbox import MIB
 from nodus.server.files import sync_directory
 
+MIB = 1024 * 1024
 GRADER_PROTOCOL = 1
 """The runner's ``PROTOCOL_VERSION``; part of every digest, since it decides ids, order and verdicts."""
 BUNDLE_BYTES = 512 * 1024
@@ -40,6 +39,7 @@ BUNDLE_FILES = 5000
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MEMORY_BYTES = 1024 * MIB
 _CATALOG_PACKAGE = "nodus.grader.catalog"
+_CATALOG = Path(__file__).resolve().parents[2] / "grader" / "catalog"
 _UNITS = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "K": 1000, "k": 1000, "M": 1000**2, "G": 1000**3}
 
 
@@ -259,10 +259,9 @@ def _is_foreign_module(name: str) -> bool:
 
 def _catalog_sources(module: str) -> dict[str, str]:
     """Return the digest of each file that a catalog environment is made of."""
-    root = Path(package_root(), "nodus", "grader", "catalog")
-    place = root / module
+    place = _CATALOG / module
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
-    return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {str(file.relative_to(_CATALOG)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def _exact_match(graders: Sequence[Mapping[str, Any]]) -> str | None:

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 
 from nodus.core.clock import Clock
 from nodus.core.errors import Unavailable
-from nodus.server.grading.environments import ResolvedEnvironment
-from nodus.server.grading.runner import Launcher
+from nodus.server.grading.runner import Runners
 from nodus.server.grading.verdicts import Completion, Evidence, Verdict, failed, from_line
 from nodus.server.grading.worker import IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
 
@@ -64,6 +63,7 @@ class _Job:
 class _Seat:
     """A grader's place in the pool, and the thread that drives it."""
 
+    beside: str | None
     thread: threading.Thread | None = None
     grader: Grader | None = None
     jobs: dict[int, _Job] = field(default_factory=dict)
@@ -74,35 +74,35 @@ class GraderPool:
     """The graders of one key.
 
     Args:
-        launcher: Starts sandboxes.
-        environment: What the graders load.
+        runners: Starts the graders.
         clock: Says how long the pool has been idle.
 
     Example:
-        >>> pool = GraderPool(launcher, environment, SystemClock())
-        >>> verdicts = await pool.grade(completions, max_parallel=2)
+        >>> pool = GraderPool(Runners(backend.graders, environment), SystemClock())
+        >>> verdicts = await pool.grade(completions, max_parallel=2, beside=attempt_uid)
         >>> await pool.close()
     """
 
-    def __init__(self, launcher: Launcher, environment: ResolvedEnvironment, clock: Clock) -> None:
-        self.environment = environment
-        self._launcher = launcher
+    def __init__(self, runners: Runners, clock: Clock) -> None:
+        self._runners = runners
         self._clock = clock
         self._changed = threading.Condition()
         self._pending: deque[_Job] = deque()
         self._seats: list[_Seat] = []
+        self._leaving: list[_Seat] = []
         self._batch: _Batch | None = None
         self._number = 0
         self._times_closed = 0
         self._one_batch = asyncio.Lock()
         self._used_at = clock.monotonic()
 
-    async def grade(self, items: Sequence[Completion], max_parallel: int) -> list[Verdict]:
+    async def grade(self, items: Sequence[Completion], max_parallel: int, beside: str | None = None) -> list[Verdict]:
         """Grade completions; one batch at a time.
 
         Args:
             items: The completions, at least one.
             max_parallel: Most graders at once.
+            beside: Key of the member they come from. Graders are on its host: those beside another are replaced.
 
         Returns:
             A verdict for each item, in the same order.
@@ -119,7 +119,7 @@ class GraderPool:
             with self._changed:
                 self._batch = batch
                 self._pending.extend(_Job(batch, index) for index in range(len(items)))
-                self._set_seats(max_parallel)
+                self._set_seats(max_parallel, beside)
                 self._changed.notify_all()
             try:
                 await batch.done
@@ -149,19 +149,22 @@ class GraderPool:
             seats, self._seats = self._seats, []
             self._pending.clear()
             self._end(seats)
+            leaving = self._leaving
             if self._batch is not None and not self._batch.done.done():
                 self._batch.done.set_exception(_released())
-        for seat in seats:
+        for seat in leaving:
             if seat.thread is not None:
                 await asyncio.to_thread(seat.thread.join)
 
-    def _set_seats(self, max_parallel: int) -> None:
-        """Have as many seats as the waiting completions are worth, and never more than ``max_parallel``."""
-        extra, self._seats = self._seats[max_parallel:], self._seats[:max_parallel]
-        self._end(extra)
+    def _set_seats(self, max_parallel: int, beside: str | None) -> None:
+        """Have as many seats as the waiting completions are worth, all in place, and no more than ``max_parallel``."""
+        kept = [seat for seat in self._seats if seat.beside == beside][:max_parallel]
+        others = [seat for seat in self._seats if seat not in kept]
+        self._seats = kept
+        self._end(others)
         wanted = max(1, min(max_parallel, len(self._pending) // _COMPLETIONS_A_GRADER))
         while len(self._seats) < wanted:
-            seat = _Seat()
+            seat = _Seat(beside)
             seat.thread = threading.Thread(target=self._drive, args=(seat,), name="nodus-grader", daemon=True)
             self._seats.append(seat)
             seat.thread.start()
@@ -171,6 +174,8 @@ class GraderPool:
             seat.closing = True
             if seat.grader is not None:
                 seat.grader.interrupt()
+        # a new list each time: whoever waits for the ones before goes on with theirs
+        self._leaving = [seat for seat in [*self._leaving, *seats] if seat.thread and seat.thread.is_alive()]
         self._changed.notify_all()
 
     # the rest runs on the seats' threads
@@ -209,7 +214,7 @@ class GraderPool:
     def _serve(self, seat: _Seat) -> None:
         """Hand the seat's new completions to its grader and take in at least one verdict."""
         if seat.grader is None:
-            grader = Grader(self._launcher, self.environment)
+            grader = Grader(self._runners, seat.beside)
             seat.grader = grader
             grader.start()
             if seat.closing:

@@ -1,8 +1,8 @@
 """The grading service: what the rest of the server asks for tasks and verdicts.
 
-One per server process, on its event loop. It owns the launcher thread, the pools, and nothing that must survive:
-verdicts and manifests are kept by the caller and the store. When the server dies, however it dies, every grader dies
-with it.
+One per server process, on its event loop. It owns the pools, and nothing that must survive: verdicts and manifests are
+kept by the caller and the store. Graders run where the compute backend puts them. When the server dies, however it
+dies, every grader dies with it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import contextlib
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodus.core.clock import Clock, SystemClock
 from nodus.core.errors import EnvironmentTasksFailed, GraderFailed, Unavailable
-from nodus.server.compute.local import cgroups
-from nodus.server.compute.local.probe import Isolation, probe
-from nodus.server.compute.local.sandbox import MIB, SandboxError
+from nodus.server.compute.graders import GraderHost, GraderIsolation, GraderNotStarted
 from nodus.server.grading import exact_match
-from nodus.server.grading.environments import EnvironmentLibrary, ResolvedEnvironment
+from nodus.server.grading.environments import MIB, EnvironmentLibrary, ResolvedEnvironment
 from nodus.server.grading.manifests import Manifest, ManifestStore
 from nodus.server.grading.pool import GraderPool
-from nodus.server.grading.runner import Launcher, RunnerFailed, run_once
+from nodus.server.grading.runner import RunnerFailed, Runners, run_once
 from nodus.server.grading.verdicts import Completion, Verdict
 
 log = logging.getLogger(__name__)
@@ -43,15 +41,15 @@ class GradingService:
     Args:
         library: Resolves Environments.
         manifests: Where task manifests are kept.
+        graders: Where graders run; closed with the service.
         clock: Says how long graders have been idle.
         allow_unsafe: Grade without isolation where there is none; each verdict then says so.
-        check: Finds out how this machine isolates; replaced in tests.
 
     Example:
-        >>> service = GradingService(EnvironmentLibrary(root, blobs.path), StoredManifests(store))
+        >>> service = GradingService(EnvironmentLibrary(root, blobs.path), StoredManifests(store), backend.graders)
         >>> environment = await service.resolve("arithmetic", spec)
         >>> manifest = await service.tasks(environment, "test", seed=42)
-        >>> verdicts = await service.grade(job_uid, environment, completions)
+        >>> verdicts = await service.grade(job_uid, environment, completions, beside=attempt_uid)
         >>> await service.release(job_uid)
     """
 
@@ -59,18 +57,17 @@ class GradingService:
         self,
         library: EnvironmentLibrary,
         manifests: ManifestStore,
+        graders: GraderHost,
         clock: Clock | None = None,
         *,
         allow_unsafe: bool = False,
-        check: Callable[[], Isolation] = probe,
     ) -> None:
         self.library = library
         self._manifests = manifests
+        self._host = graders
         self._clock = clock or SystemClock()
         self._allow_unsafe = allow_unsafe
-        self._check = check
-        self._isolation: Isolation | None = None
-        self._launcher: Launcher | None = None
+        self._warned = False
         self._pools: dict[tuple[str, str], GraderPool] = {}
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._making: dict[tuple[str, str, int], asyncio.Lock] = {}
@@ -79,7 +76,7 @@ class GradingService:
 
     async def start(self) -> None:
         """Clean up after a server that was killed, and begin to end idle graders."""
-        await asyncio.to_thread(cgroups.sweep)
+        await self._host.sweep()
         self._sweeper = asyncio.create_task(self._sweep(), name="grading-sweeper")
 
     async def close(self) -> None:
@@ -91,27 +88,20 @@ class GradingService:
                 await self._sweeper
         pools, self._pools = list(self._pools.values()), {}
         await asyncio.gather(*(pool.close() for pool in pools))
-        if self._launcher is not None:
-            launcher, self._launcher = self._launcher, None
-            await asyncio.to_thread(launcher.close)
+        await self._host.close()
 
     async def resolve(self, name: str, spec: Mapping[str, Any]) -> ResolvedEnvironment:
         """Return an Environment ready to run; see :meth:`EnvironmentLibrary.resolve`."""
         return await asyncio.to_thread(self.library.resolve, name, spec)
 
-    async def isolation(self) -> Isolation:
-        """Return how this machine isolates; found out once if it does, else again: something may be installed."""
-        if self._isolation is None or not self._isolation.ok:
-            self._isolation = await asyncio.to_thread(self._check)
-        return self._isolation
+    async def isolation(self) -> GraderIsolation:
+        """Return whether graders can be isolated now."""
+        return await self._host.isolation()
 
     async def problem(self) -> str | None:
         """Return why untrusted code cannot be run here, with the fix; None when it can, or was allowed without."""
         isolation = await self.isolation()
-        if isolation.ok or self._allow_unsafe:
-            return None
-        fix = f"; to fix it: {isolation.fix}" if isolation.fix else ""
-        return f"this machine cannot isolate untrusted code: {'; '.join(isolation.problems)}{fix}"
+        return None if isolation.ok or self._allow_unsafe else _why_not(isolation)
 
     async def tasks(self, environment: ResolvedEnvironment, split: str, seed: int) -> Manifest:
         """Return a split's tasks in a seed's order: what was kept, else what the environment lists now.
@@ -149,9 +139,9 @@ class GradingService:
         with_answers = environment.exact_match is not None if answers is None else answers
         command = ["tasks", "--split", split, "--seed", str(seed), *(["--answers"] if with_answers else [])]
         try:
-            lines = await run_once(await self._ready(), environment, command, TASKS_TIMEOUT_S, TASKS_BYTES)
+            lines = await run_once(await self._runners(environment), command, TASKS_TIMEOUT_S, TASKS_BYTES)
             return Manifest.from_lines(environment.digest, split, seed, lines, with_answers)
-        except (RunnerFailed, SandboxError, ValueError, OSError) as error:
+        except (RunnerFailed, GraderNotStarted, ValueError, OSError) as error:
             trace = getattr(error, "trace", "")
             raise EnvironmentTasksFailed(
                 f"environment {environment.name}@{environment.version} could not list its {split} tasks: {error}",
@@ -164,6 +154,8 @@ class GradingService:
         environment: ResolvedEnvironment,
         items: Sequence[Completion],
         max_parallel: int | None = None,
+        *,
+        beside: str | None = None,
     ) -> list[Verdict]:
         """Grade completions.
 
@@ -172,6 +164,8 @@ class GradingService:
             environment: Which.
             items: The completions, any number.
             max_parallel: Most graders at once; the number of CPUs when None.
+            beside: Key of the member that the completions come from, the Attempt's uid: they are graded on its host.
+                None for any host.
 
         Returns:
             A verdict for each item, in the same order; faults are verdicts too.
@@ -186,14 +180,14 @@ class GradingService:
         if environment.exact_match is not None:
             return await self._match(environment, environment.exact_match, items)
         try:
-            launcher = await self._ready()
-        except SandboxError as error:
+            runners = await self._runners(environment)
+        except GraderNotStarted as error:
             raise GraderFailed(f"completions cannot be graded: {error}") from error
         pool = self._pools.get((pool_key, environment.digest))
         if pool is None:
-            pool = GraderPool(launcher, environment, self._clock)
+            pool = GraderPool(runners, self._clock)
             self._pools[pool_key, environment.digest] = pool
-        return await pool.grade(items, max_parallel or os.cpu_count() or 1)
+        return await pool.grade(items, max_parallel or os.cpu_count() or 1, beside)
 
     async def release(self, pool_key: str) -> None:
         """End the graders of a key: its run has finished or is suspended."""
@@ -219,23 +213,22 @@ class GradingService:
             except Exception:  # a loop's top: the next round tries again
                 log.exception("ending idle graders failed")
 
-    async def _ready(self) -> Launcher:
-        """Return the launcher, after a check that code can be isolated here.
+    async def _runners(self, environment: ResolvedEnvironment) -> Runners:
+        """Return what starts an environment's runners, after a check that code can be isolated.
 
         Raises:
-            SandboxError: When it cannot; the message says what to do.
+            GraderNotStarted: When it cannot; the message says what to do.
             Unavailable: When the service was closed.
         """
-        if (problem := await self.problem()) is not None:
-            raise SandboxError(problem)
-        unsafe = not (await self.isolation()).ok
+        isolation = await self.isolation()
+        if not isolation.ok and not self._allow_unsafe:
+            raise GraderNotStarted(_why_not(isolation))
         if self._closed:
             raise Unavailable("the server is stopping", fix="Send it again.")
-        if self._launcher is None:
-            if unsafe:
-                log.warning("grading without isolation (--allow-unsafe-sandbox)")
-            self._launcher = Launcher(unsafe)
-        return self._launcher
+        if not isolation.ok and not self._warned:
+            log.warning("grading without isolation (--allow-unsafe-sandbox)")
+            self._warned = True
+        return Runners(self._host, environment, unsafe=not isolation.ok)
 
     async def _match(self, environment: ResolvedEnvironment, grader: str, items: Sequence[Completion]) -> list[Verdict]:
         answers = self._answers.get(environment.digest)
@@ -252,3 +245,8 @@ class GradingService:
                 await asyncio.sleep(0)
             verdicts.append(exact_match.grade(item, answers, match))
         return verdicts
+
+
+def _why_not(isolation: GraderIsolation) -> str:
+    fix = f"; to fix it: {isolation.fix}" if isolation.fix else ""
+    return f"this machine cannot isolate untrusted code: {'; '.join(isolation.problems)}{fix}"

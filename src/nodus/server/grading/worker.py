@@ -1,23 +1,19 @@
-"""One warm grader: a sandbox with a loaded environment, seen from the host.
+"""One warm grader: a process with a loaded environment, seen from the server.
 
-Used by one thread of the pool. Requests and verdicts are exchanged without ever blocking on both pipes at once, and no
-more than ``IN_FLIGHT`` completions are inside at a time: those behind a slow one would wait for it.
+Used by one thread of the pool. No more than ``IN_FLIGHT`` completions are inside at a time: those behind a slow one
+would wait for it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import select
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from nodus.server.compute.local.sandbox import SandboxError
-from nodus.server.files import readable
-from nodus.server.grading.environments import ResolvedEnvironment
-from nodus.server.grading.runner import Launcher, Runner
+from nodus.server.compute.graders import GraderNotStarted, GraderProcess
+from nodus.server.grading.runner import LOG_CHARS, Runners
 from nodus.server.grading.verdicts import Completion, Evidence, storable
 
 IN_FLIGHT = 4
@@ -27,7 +23,6 @@ ANSWER_GRACE_S = 5.0
 """How much later than the runner's own limit the host gives up on a grader."""
 _LINE_BYTES = 1 << 20
 _REPLACE_ME = 75  # the runner's EXIT_REPLACE_ME
-_TRACE_CHARS = 8 * 1024
 
 
 class StartFailed(Exception):
@@ -87,19 +82,20 @@ class Grader:
     """A grader process.
 
     Args:
-        launcher: Starts it.
-        environment: What it loads.
+        runners: Starts it.
+        beside: Key of the member whose host it is on; None for any host.
     """
 
-    def __init__(self, launcher: Launcher, environment: ResolvedEnvironment) -> None:
-        self._launcher = launcher
-        self._environment = environment
+    def __init__(self, runners: Runners, beside: str | None = None) -> None:
+        self._runners = runners
+        self._environment = runners.environment
+        self._beside = beside
         self._inside: deque[Request] = deque()
         self._unsent = bytearray()
         self._received = bytearray()
         self._head_since = 0.0
         self._oom_seen = 0
-        self._runner: Runner | None = None
+        self._process: GraderProcess | None = None
         self._interrupted = False
         self.served = 0
 
@@ -112,38 +108,36 @@ class Grader:
         """Start it and wait until it is ready.
 
         Raises:
-            StartFailed: When it does not get there; the sandbox is gone then.
+            StartFailed: When it does not get there; it has ended then.
         """
         command = ["grade", "--timeout", f"{self._environment.timeout_s:g}"]
         try:
-            self._runner = self._launcher.call_sync(lambda: self._launcher.start(self._environment, command))
-        except (SandboxError, OSError, RuntimeError) as error:
-            raise StartFailed(str(error), Evidence(["bwrap"], "none", 0.0)) from None
+            self._process = self._runners.start(command, self._beside)
+        except GraderNotStarted as error:
+            raise StartFailed(str(error), Evidence(self._runners.arguments(command), "none", 0.0)) from None
         if self._interrupted:
             self.interrupt()  # it came before there was a process to end
-        for descriptor in (self._runner.results, self._runner.stdin):
-            os.set_blocking(descriptor, False)
         begun = time.monotonic()
         line = self._first_line(begun + START_TIMEOUT_S)
         if line.get("ready") is True:
             return
         evidence = self._evidence((time.monotonic() - begun) * 1000, ended=True)
-        trace = storable(line.get("traceback") or "", _TRACE_CHARS) or self._runner.log.text()
+        trace = storable(line.get("traceback") or "", LOG_CHARS) or storable(self._process.log_tail(), LOG_CHARS)
         if "refused" in line:
-            raise StartFailed(storable(line["refused"], _TRACE_CHARS), evidence, refused=True, trace=trace)
+            raise StartFailed(storable(line["refused"], LOG_CHARS), evidence, refused=True, trace=trace)
         raise StartFailed(f"the grader did not start: {self._cause(evidence)}", evidence, trace=trace)
 
     def interrupt(self) -> None:
         """End the grader from another thread, or before it is started; its own thread then sees its end."""
         self._interrupted = True
-        if self._runner is not None:
-            self._runner.process.interrupt()
+        if self._process is not None:
+            self._process.interrupt()
 
     def close(self) -> None:
-        """End the grader and everything in its sandbox; what was inside is lost."""
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        """End the grader and everything it started; what was inside is lost."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     def send(self, request: Request) -> None:
         """Queue a completion for it."""
@@ -160,43 +154,20 @@ class Grader:
         Raises:
             GraderDied: When none will come.
         """
-        results, stdin = self._running().results, self._running().stdin
-        poller = select.poll()
-        poller.register(results, select.POLLIN)
         deadline = self._head_since + self._environment.timeout_s + ANSWER_GRACE_S
-        writing = False
         while True:
-            if bool(self._unsent) != writing:
-                writing = bool(self._unsent)
-                poller.register(stdin, select.POLLOUT) if writing else poller.unregister(stdin)
-            left_s = deadline - time.monotonic()
-            events = dict(poller.poll(max(0.0, left_s) * 1000))
-            if not events:
+            chunk = self._running().exchange(self._unsent, deadline - time.monotonic())
+            if chunk is None:
                 raise self._died("the grader stopped answering and was killed")
-            if stdin in events:
-                self._write(stdin)
-            if results in events:
-                replies = self._read(results)
-                if replies:
-                    return replies
+            if replies := self._take_in(chunk):
+                return replies
 
-    def _running(self) -> Runner:
-        assert self._runner is not None
-        return self._runner
+    def _running(self) -> GraderProcess:
+        assert self._process is not None
+        return self._process
 
-    def _write(self, stdin: int) -> None:
-        try:
-            del self._unsent[: os.write(stdin, self._unsent)]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self._unsent.clear()  # it ended; the reading side says how
-
-    def _read(self, results: int) -> list[Reply]:
-        try:
-            chunk = os.read(results, 1 << 16)
-        except BlockingIOError:
-            return []
+    def _take_in(self, chunk: bytes) -> list[Reply]:
+        """Return the replies that this piece of the results completes."""
         if not chunk:
             raise self._died("")
         self._received += chunk
@@ -215,7 +186,7 @@ class Grader:
         self.served += 1
         oom = False
         if b"InfrastructureFailure" in line:
-            kills = self._running().process.usage().oom_kills
+            kills = self._running().oom_kills()
             oom, self._oom_seen = kills > self._oom_seen, kills
         return Reply(request, self._evidence(duration_ms, output=line, oom=oom, tries=request.tries))
 
@@ -233,19 +204,17 @@ class Grader:
     def _evidence(
         self, duration_ms: float, *, output: bytes = b"", oom: bool = False, tries: int = 1, ended: bool = False
     ) -> Evidence:
-        process, code = self._running().process, None
+        process, code = self._running(), None
         if ended:
-            code = process.kill_tree()
-            oom = process.usage().oom_kills > self._oom_seen
+            code = process.kill()
+            oom = process.oom_kills() > self._oom_seen
         return Evidence(process.argv, process.isolation, duration_ms, output, oom, tries, code)
 
     def _first_line(self, deadline: float) -> dict[str, Any]:
         """Return the line a grader starts with; an empty object when it ends, or takes too long, without one."""
-        results, data = self._running().results, bytearray()
+        data = bytearray()
         while b"\n" not in data and len(data) < _LINE_BYTES:
-            if not readable(deadline - time.monotonic(), results):
-                return {}
-            chunk = os.read(results, 1 << 16)
+            chunk = self._running().exchange(bytearray(), deadline - time.monotonic())
             if not chunk:
                 return {}
             data += chunk

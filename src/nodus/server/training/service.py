@@ -81,7 +81,14 @@ class TrainingService:
         return {f"{split}.jsonl": _jsonl(tasks) for split, tasks in run.tasks.items()}
 
     async def grade(
-        self, obj: Object, attempt: str, phase: str, step: int, completions: Sequence[Mapping[str, Any]]
+        self,
+        obj: Object,
+        attempt: str,
+        phase: str,
+        step: int,
+        completions: Sequence[Mapping[str, Any]],
+        *,
+        beside: str | None = None,
     ) -> list[dict[str, Any]]:
         """Verdicts on completions, in their order; what was recorded before is returned as it was.
 
@@ -91,6 +98,7 @@ class TrainingService:
             phase: `Baseline`, `Training` or `Evaluation`.
             step: optimizer step; 0 outside of training.
             completions: each with `taskId`, `sample` (default 0) and `completion`.
+            beside: key of the member that submits, its Attempt's uid: graders run on its host.
 
         Raises:
             Invalid: a completion is of a task that the run was not given, or comes twice.
@@ -109,9 +117,8 @@ class TrainingService:
             parallel = lookup(obj.spec, "grading.maxParallel")
             for start in range(0, len(missing), CHUNK):
                 chunk = missing[start : start + CHUNK]
-                verdicts = await self._grading.grade(
-                    obj.uid, run.environment, [item for _, item in chunk], max_parallel=parallel
-                )
+                chosen = [item for _, item in chunk]
+                verdicts = await self._grading.grade(obj.uid, run.environment, chosen, parallel, beside=beside)
                 rows = [_row(key, item, verdict) for (key, item), verdict in zip(chunk, verdicts, strict=True)]
                 recorded |= await self._store.write(taskevents.record_verdicts, obj.uid, attempt, rows)
             await self._check_failures(obj, attempt)

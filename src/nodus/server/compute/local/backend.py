@@ -27,6 +27,7 @@ from nodus.server.compute.local.attemptdir import (
 )
 from nodus.server.compute.local.capacity import Machine, Share, Shares
 from nodus.server.compute.local.collect import PutFile, collect
+from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.member import kill_left_over
 from nodus.server.compute.local.prepare import BlobPath, prepare
 from nodus.server.compute.local.zygote import Zygote
@@ -43,6 +44,9 @@ class LocalBackend:
         blob_path: Finds a blob's file by digest.
         put_file: Stores a file as a blob.
         machine: What there is to give to members; default this machine.
+
+    Attributes:
+        graders: Starts graders; they end when it is closed, which :meth:`close` does not do.
 
     Example:
         >>> backend = LocalBackend(data_dir, blob_path, put_file)
@@ -62,6 +66,7 @@ class LocalBackend:
         self._put_file = put_file
         self._shares = Shares(machine or Machine.this_one())
         self._zygote = Zygote()
+        self.graders = LocalGraders()
 
     def directory(self, key: str) -> AttemptDir:
         """Return the attempt directory of a member, whether it is there or not."""

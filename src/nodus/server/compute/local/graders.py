@@ -1,0 +1,225 @@
+"""Graders on this machine: sandboxes that are warm, answer requests over pipes, and never outlive the server.
+
+All are launched by one thread that lives as long as the server: the kernel ends a sandbox when the thread that started
+it ends, so that no grader outlives the server, whatever ends the server. A grader also watches a pipe, its lifeline,
+which covers the one it can't be killed by; see ``SandboxSpec.init``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+from nodus.server.compute.graders import GraderIsolation, GraderNotStarted, GraderSpec
+from nodus.server.compute.local import cgroups
+from nodus.server.compute.local.gradersandbox import grader_sandbox
+from nodus.server.compute.local.probe import Isolation, probe
+from nodus.server.compute.local.sandbox import SandboxProcess, launch
+from nodus.server.compute.local.sandboxspec import Mode
+
+_LOG_TAIL_BYTES = 8 * 1024
+_READ_BYTES = 1 << 18
+
+
+class LocalGraders:
+    """Starts graders on this machine; a GraderHost.
+
+    Args:
+        check: Finds out how this machine isolates; replaced in tests.
+
+    Example:
+        >>> graders = LocalGraders()
+        >>> grader = graders.start(GraderSpec(directory, ["--loader", "my_task", "grade"], memory_bytes=1 << 30))
+        >>> grader.exchange(bytearray(request), timeout_s=10.0)
+        >>> grader.close()
+        >>> await graders.close()
+    """
+
+    def __init__(self, check: Callable[[], Isolation] = probe) -> None:
+        self._check = check
+        self._isolation: GraderIsolation | None = None
+        self._closed = False
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="nodus-grader-launcher")
+
+    async def sweep(self) -> None:
+        """Remove the control groups of a server that was killed; its graders ended with it."""
+        await asyncio.to_thread(cgroups.sweep)
+
+    async def isolation(self) -> GraderIsolation:
+        """Return how this machine isolates; found out once if it does, else again: something may be installed."""
+        if self._isolation is None or not self._isolation.ok:
+            found = await asyncio.to_thread(self._check)
+            self._isolation = GraderIsolation(found.problems, found.fix)
+        return self._isolation
+
+    def start(self, spec: GraderSpec) -> LocalGrader:
+        """Start a grader. Which member it should be beside doesn't matter: there is one machine, and all are on it.
+
+        Raises:
+            GraderNotStarted: When no sandbox can be started, or the server stops.
+        """
+        try:
+            return self._launcher.submit(_launch, spec).result()
+        except (OSError, RuntimeError, CancelledError) as error:
+            raise GraderNotStarted("the server is stopping" if self._closed else str(error)) from error
+
+    async def close(self) -> None:
+        """End the launcher's thread and wait for that; what it started ends with it."""
+        self._closed = True
+        await asyncio.to_thread(self._launcher.shutdown, cancel_futures=True)
+
+
+def _launch(spec: GraderSpec) -> LocalGrader:
+    mode: Mode | None = "unsafe" if spec.unsafe else None
+    results, output = os.pipe()
+    lifeline, held = os.pipe()
+    try:
+        sandbox = grader_sandbox(spec, output, lifeline)
+        pipe = subprocess.PIPE
+        process = launch(sandbox, stdin=pipe, stderr=pipe, pass_fds=[output, lifeline], mode=mode)
+        return LocalGrader(process, results, held)
+    except BaseException:
+        os.close(results)
+        os.close(held)  # what was started ends by that
+        raise
+    finally:
+        os.close(output)
+        os.close(lifeline)
+
+
+class LocalGrader:
+    """A grader's sandbox and the server's ends of its pipes; a GraderProcess.
+
+    Args:
+        process: The sandbox; stdin and stderr are pipes.
+        results: Where its result lines are read.
+        lifeline: What keeps it alive: it ends when this is closed, as it is when the server dies.
+    """
+
+    def __init__(self, process: SandboxProcess, results: int, lifeline: int) -> None:
+        assert process.popen.stdin is not None
+        self._process = process
+        self._stdin = process.popen.stdin
+        self._results = results
+        self._lifeline = lifeline
+        self._log = _LogTail(process)
+        for descriptor in (results, self._stdin.fileno()):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line inside its sandbox."""
+        return self._process.argv
+
+    @property
+    def isolation(self) -> str:
+        """How it is isolated, such as ``bubblewrap-root+seccomp+cgroup-v1``."""
+        return self._process.isolation
+
+    def exchange(self, requests: bytearray, timeout_s: float) -> bytes | None:
+        """Write what can be written of ``requests``, taking it from there, until results can be read; return them.
+
+        Neither pipe is ever blocked on alone: a grader that does not read may be about to write, and the other way
+        round.
+
+        Returns:
+            Results; empty when no more will come; None when time ran out.
+        """
+        deadline = time.monotonic() + timeout_s
+        stdin, writing = self._stdin.fileno() if requests else -1, False
+        poller = select.poll()  # not select: a server may have descriptors above its limit
+        poller.register(self._results, select.POLLIN)
+        while True:
+            if bool(requests) != writing:
+                writing = bool(requests)
+                poller.register(stdin, select.POLLOUT) if writing else poller.unregister(stdin)
+            events = dict(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            if not events:
+                return None
+            if stdin in events:
+                _write(stdin, requests)
+            if self._results in events:
+                with contextlib.suppress(BlockingIOError):
+                    return os.read(self._results, _READ_BYTES)
+
+    def end_requests(self) -> None:
+        """Say that no more requests come."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end and the end of everything in its sandbox; None when it still runs after ``timeout_s``."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> int:
+        """End it and everything in its sandbox; return its exit code once nothing is left."""
+        return self._process.kill_tree()
+
+    def interrupt(self) -> None:
+        """Kill it and return at once; safe from any thread."""
+        self._process.interrupt()
+
+    def oom_kills(self) -> int:
+        """Return how many of its processes the kernel has killed for want of memory; 0 without control groups."""
+        return self._process.usage().oom_kills
+
+    def log_tail(self) -> str:
+        """Return the end of what it wrote to its standard error; complete once it has ended."""
+        return self._log.text()
+
+    def close(self) -> None:
+        """End it and everything in its sandbox, and close every pipe."""
+        self.kill()
+        self.end_requests()
+        os.close(self._results)
+        os.close(self._lifeline)
+        self._log.close()
+
+
+def _write(stdin: int, requests: bytearray) -> None:
+    try:
+        del requests[: os.write(stdin, requests)]
+    except BlockingIOError:
+        return
+    except BrokenPipeError:
+        requests.clear()  # it ended; the reading side says how
+
+
+class _LogTail:
+    """Reads a grader's standard error to its end on a thread of its own, and keeps the last 8 KiB.
+
+    Args:
+        process: A sandbox whose stderr is a pipe.
+    """
+
+    def __init__(self, process: SandboxProcess) -> None:
+        self._stream = process.popen.stderr
+        self._tail = b""
+        self._thread = threading.Thread(target=self._read, name="nodus-grader-log", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        if self._stream is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            while chunk := os.read(self._stream.fileno(), 1 << 16):
+                self._tail = (self._tail + chunk)[-_LOG_TAIL_BYTES:]
+
+    def text(self) -> str:
+        return self._tail.decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the pipe, after the sandbox ended."""
+        self._thread.join(1.0)
+        if self._stream is not None:
+            self._stream.close()

@@ -1,0 +1,97 @@
+"""What a grader sees on this machine: the runner, its environment, the installed libraries, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodus.server.compute.graders import GraderSpec
+from nodus.server.compute.local.mounts import (
+    IDENTITY_FILES,
+    Mount,
+    interpreter,
+    interpreter_mounts,
+    package_root,
+    site_packages,
+    system_mounts,
+)
+from nodus.server.compute.local.sandboxspec import MIB, SandboxSpec
+
+_INSIDE_NODUS = "/opt/nodus"
+_INSIDE_ENVIRONMENT = "/opt/environment"
+_INSIDE_PACKAGES = "/opt/python/lib/python{}.{}/site-packages"
+_ADDRESS_SPACE_FACTOR = 8  # numpy and friends reserve far more than they touch
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MPLCONFIGDIR": "/tmp",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+
+
+def grader_sandbox(spec: GraderSpec, output_fd: int, lifeline_fd: int) -> SandboxSpec:
+    """Return the sandbox of one grader.
+
+    Args:
+        spec: What it runs; ``unsafe`` gives host paths.
+        output_fd: The private descriptor of its results.
+        lifeline_fd: The read end of a pipe that the server holds the other end of.
+    """
+    view = _host_view(spec) if spec.unsafe else _sandbox_view(spec)
+    # -S and -P: nothing is imported that was not named; not -I, which would ignore PYTHONHASHSEED
+    argv = [interpreter(), "-S", "-s", "-P", "-B", f"{view.nodus}/nodus/grader", "--path", view.environment]
+    argv += ["--output-fd", str(output_fd), "--lifeline-fd", str(lifeline_fd)]
+    for directory in view.packages:
+        argv += ["--library", directory]
+    extra = {"OPENBLAS_CORETYPE": os.environ["OPENBLAS_CORETYPE"]} if "OPENBLAS_CORETYPE" in os.environ else {}
+    return SandboxSpec(
+        argv=(*argv, *spec.arguments),
+        env={**_ENVIRONMENT, **extra},
+        mounts=(*system_mounts(), *interpreter_mounts(), *view.mounts),
+        tmpfs={"/tmp": 64 * MIB, "/dev/shm": 16 * MIB},
+        files=IDENTITY_FILES,
+        hostname="grader",
+        init=False,
+        memory_bytes=spec.memory_bytes,
+        pids=64,
+        pids_by_rlimit=16,
+        address_space_bytes=_ADDRESS_SPACE_FACTOR * spec.memory_bytes,
+        file_bytes=64 * MIB,
+        open_files=256,
+        umask=0o077,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    nodus: str
+    environment: str
+    packages: tuple[str, ...]
+    mounts: tuple[Mount, ...] = ()
+
+
+def _sandbox_view(spec: GraderSpec) -> _View:
+    mounts = [Mount(str(Path(package_root(), "nodus", "grader")), f"{_INSIDE_NODUS}/nodus/grader")]
+    if spec.directory is not None:
+        mounts.append(Mount(str(spec.directory), _INSIDE_ENVIRONMENT))
+    packages: list[str] = []
+    for number, directory in enumerate(site_packages()):
+        # ends in site-packages: some libraries decide by that whether a module is importable
+        inside = _INSIDE_PACKAGES.format(*sys.version_info[:2]) + (f"-{number}" if number else "")
+        packages.append(inside)
+        mounts.append(Mount(directory, inside))
+    return _View(_INSIDE_NODUS, _INSIDE_ENVIRONMENT, tuple(packages), tuple(mounts))
+
+
+def _host_view(spec: GraderSpec) -> _View:
+    return _View(package_root(), str(spec.directory or _INSIDE_ENVIRONMENT), site_packages())
