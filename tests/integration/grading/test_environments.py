@@ -119,11 +119,12 @@ async def test_answers_of_any_type_are_fine_where_a_program_grades(service: Grad
         await check(service, name, {**spec, "graders": [{"name": "whole-text", "kind": "ExactMatch"}]}, "check")
 
 
+@pytest.mark.parametrize("first", ["", "import os; os.closerange(3, 256)"], ids=["silent", "results closed"])
 async def test_manifest_of_an_environment_that_is_too_slow_says_so(
-    service: GradingService, make_environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
+    first: str, service: GradingService, make_environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodus.server.grading.service.TASKS_TIMEOUT_S", 0.5)
-    environment = make_environment("import time\ntime.sleep(60)")
+    environment = make_environment(f"{first}\nimport time\ntime.sleep(60)")
     with pytest.raises(EnvironmentTasksFailed, match=r"took longer than 0\.5 s"):
         await service.tasks(environment, "train", 0)
 

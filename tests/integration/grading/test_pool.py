@@ -190,6 +190,22 @@ async def test_closed_service_starts_nothing(service: GradingService, executing:
         await service.grade("job", executing, [Completion("t", 0, "x")])
 
 
+async def test_closing_ends_a_listing_that_hangs_and_does_not_blame_the_environment(
+    service: GradingService, make_environment: MakeEnvironment
+) -> None:
+    environment = make_environment("import time\ntime.sleep(60)")
+    listing = asyncio.create_task(service.tasks(environment, "train", 0))
+    await eventually_async(lambda: _runs(environment.name))
+    await service.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        await listing
+    nothing_left_of(environment.name)
+
+
+async def _runs(name: str) -> bool:
+    return any(_number_inside(pid) == 1 for pid in processes_with(name))
+
+
 async def test_grader_is_replaced_after_many_completions(
     service: GradingService, make_environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ class GradingService:
 
         Raises:
             EnvironmentTasksFailed: When it fails.
+            Unavailable: When the service is closed meanwhile.
         """
         with_answers = environment.exact_match is not None if answers is None else answers
         command = ["tasks", "--split", split, "--seed", str(seed), *(["--answers"] if with_answers else [])]
@@ -142,6 +143,8 @@ class GradingService:
             lines = await run_once(await self._runners(environment), command, TASKS_TIMEOUT_S, TASKS_BYTES)
             return Manifest.from_lines(environment.digest, split, seed, lines, with_answers)
         except (RunnerFailed, GraderNotStarted, ValueError, OSError) as error:
+            if self._closed:
+                raise _stopping() from error
             trace = getattr(error, "trace", "")
             raise EnvironmentTasksFailed(
                 f"environment {environment.name}@{environment.version} could not list its {split} tasks: {error}",
@@ -224,7 +227,7 @@ class GradingService:
         if not isolation.ok and not self._allow_unsafe:
             raise GraderNotStarted(_why_not(isolation))
         if self._closed:
-            raise Unavailable("the server is stopping", fix="Send it again.")
+            raise _stopping()
         if not isolation.ok and not self._warned:
             log.warning("grading without isolation (--allow-unsafe-sandbox)")
             self._warned = True
@@ -245,6 +248,10 @@ class GradingService:
                 await asyncio.sleep(0)
             verdicts.append(exact_match.grade(item, answers, match))
         return verdicts
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the server is stopping", fix="Send it again.")
 
 
 def _why_not(isolation: GraderIsolation) -> str:

@@ -25,7 +25,7 @@ from nodus.server.compute.local.sandbox import SandboxProcess, launch
 from nodus.server.compute.local.sandboxspec import Mode
 
 _LOG_TAIL_BYTES = 8 * 1024
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
 
 
 class LocalGraders:
@@ -46,6 +46,7 @@ class LocalGraders:
         self._check = check
         self._isolation: GraderIsolation | None = None
         self._closed = False
+        self._running: set[LocalGrader] = set()
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="nodus-grader-launcher")
 
     async def sweep(self) -> None:
@@ -66,32 +67,34 @@ class LocalGraders:
             GraderNotStarted: When no sandbox can be started, or the server stops.
         """
         try:
-            return self._launcher.submit(_launch, spec).result()
+            return self._launcher.submit(self._launch, spec).result()
         except (OSError, RuntimeError, CancelledError) as error:
             raise GraderNotStarted("the server is stopping" if self._closed else str(error)) from error
 
     async def close(self) -> None:
-        """End the launcher's thread and wait for that; what it started ends with it."""
+        """End every grader and wait for that, and end the launcher's thread; whoever uses a grader sees its end."""
         self._closed = True
         await asyncio.to_thread(self._launcher.shutdown, cancel_futures=True)
+        await asyncio.gather(*(asyncio.to_thread(grader.kill) for grader in list(self._running)))
 
-
-def _launch(spec: GraderSpec) -> LocalGrader:
-    mode: Mode | None = "unsafe" if spec.unsafe else None
-    results, output = os.pipe()
-    lifeline, held = os.pipe()
-    try:
-        sandbox = grader_sandbox(spec, output, lifeline)
-        pipe = subprocess.PIPE
-        process = launch(sandbox, stdin=pipe, stderr=pipe, pass_fds=[output, lifeline], mode=mode)
-        return LocalGrader(process, results, held)
-    except BaseException:
-        os.close(results)
-        os.close(held)  # what was started ends by that
-        raise
-    finally:
-        os.close(output)
-        os.close(lifeline)
+    def _launch(self, spec: GraderSpec) -> LocalGrader:
+        mode: Mode | None = "unsafe" if spec.unsafe else None
+        results, output = os.pipe()
+        lifeline, held = os.pipe()
+        try:
+            sandbox = grader_sandbox(spec, output, lifeline)
+            pipe = subprocess.PIPE
+            process = launch(sandbox, stdin=pipe, stderr=pipe, pass_fds=[output, lifeline], mode=mode)
+            grader = LocalGrader(process, results, held, self._running.discard)
+        except BaseException:
+            os.close(results)
+            os.close(held)  # what was started ends by that
+            raise
+        finally:
+            os.close(output)
+            os.close(lifeline)
+        self._running.add(grader)
+        return grader
 
 
 class LocalGrader:
@@ -101,14 +104,18 @@ class LocalGrader:
         process: The sandbox; stdin and stderr are pipes.
         results: Where its result lines are read.
         lifeline: What keeps it alive: it ends when this is closed, as it is when the server dies.
+        closed: Called with it once it is closed.
     """
 
-    def __init__(self, process: SandboxProcess, results: int, lifeline: int) -> None:
+    def __init__(
+        self, process: SandboxProcess, results: int, lifeline: int, closed: Callable[[LocalGrader], None]
+    ) -> None:
         assert process.popen.stdin is not None
         self._process = process
         self._stdin = process.popen.stdin
         self._results = results
         self._lifeline = lifeline
+        self._closed = closed
         self._log = _LogTail(process)
         for descriptor in (results, self._stdin.fileno()):
             os.set_blocking(descriptor, False)
@@ -184,6 +191,7 @@ class LocalGrader:
         os.close(self._results)
         os.close(self._lifeline)
         self._log.close()
+        self._closed(self)
 
 
 def _write(stdin: int, requests: bytearray) -> None:
