@@ -38,6 +38,7 @@ def pages() -> dict[str, str]:
     found["docs/reference/cli.md"] = cli_page()
     found["docs/reference/config.md"] = config_page()
     found["docs/reference/python.md"] = python_page()
+    found["docs/reference/rest.md"] = rest_page()
     found.update(runtime_pages())
     return found
 
@@ -179,6 +180,67 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
             inner = command.get_command(context, name)
             if inner is not None and not inner.hidden:
                 yield from _commands(inner, f"{path} {name}")
+
+
+# -------------------------------------------------------------------------------------------------------------- REST
+
+
+def rest_page() -> str:
+    """Every route of the server with what it takes and answers, from its OpenAPI document."""
+    from nodus.server.api.app import HEALTH, OPERATIONS
+    from nodus.server.api.openapi import whole
+
+    document = whole((*HEALTH, *OPERATIONS))
+    by_tag: dict[str, list[tuple[str, ...]]] = {}
+    queries: dict[str, dict[str, str]] = {}
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            tag = operation["tags"][0]
+            taken = [_media(media) for media in operation.get("requestBody", {}).get("content", {})]
+            needs = "no key" if operation.get("security") == [] else "a key"
+            row = (f"`{method.upper()}`", f"`{path}`", operation["summary"], _code(*taken), needs)
+            by_tag.setdefault(tag, []).append(row)
+            for parameter in operation["parameters"]:
+                if parameter["in"] != "path":
+                    queries.setdefault(tag, {})[parameter["name"]] = parameter["description"]
+    lines = [NOTE, REST_INTRODUCTION]
+    seen = [pair for found in queries.values() for pair in found.items()]
+    common = {pair for pair in seen if seen.count(pair) > 3}
+    lines += ["## Parameters and headers of many routes\n", *_table(("Name", "What it is"), _code_first(common)), ""]
+    for tag in ("Server", *KINDS):
+        lines += [f"## {tag}\n", *_table(("Method", "Path", "What it does", "Body", "Needs"), by_tag[tag]), ""]
+        own = set(queries.get(tag, {}).items()) - common
+        if own:
+            lines += [*_table(("Parameter", "What it is"), _code_first(own)), ""]
+    return "\n".join(lines)
+
+
+REST_INTRODUCTION = """\
+# REST API
+
+The same in OpenAPI 3.1: `GET /openapi.json` is the whole, `GET /openapi/v3` leads to a document for each group version.
+`nodus explain KIND.FIELD` shows a part of it. A key is sent as `Authorization: Bearer KEY`.
+
+* Objects have Kubernetes' shape: `apiVersion`, `kind`, `metadata`, `spec`, `status`. Bodies are JSON of at most 1 MiB;
+  a field that is not known, at any depth, is refused with its path.
+* Lists and objects are answered as a Table with `Accept: application/json;as=Table;v=v1;g=meta.k8s.io`.
+* A watch is a list with `watch=true`: one JSON object a line, `{"type": "ADDED", "object": {...}}`, then `MODIFIED`,
+  `DELETED`, and `ERROR` with a Status. Begin at the `resourceVersion` of a list to miss nothing; one that is older
+  than a day or than what is kept is answered with code 410: list again.
+* A patch is `application/merge-patch+json` or `application/json-patch+json`. A `metadata.resourceVersion` in a patch
+  or a replacement must be the stored one, otherwise the answer is `Conflict`.
+* Every answer has an `X-Request-Id`; every failure is a `Status` with one of these [reasons](errors.md).
+"""
+
+
+def _media(media: str) -> str:
+    return {"application/json": "JSON", "application/octet-stream": "bytes"}.get(
+        media, media.removeprefix("application/")
+    )
+
+
+def _code_first(found: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(f"`{name}`", text) for name, text in sorted(found)]
 
 
 # ------------------------------------------------------------------------------------------------------------ python

@@ -207,6 +207,7 @@ COMMAND_LINE: dict[str, set[str]] = {
     "auth": set(),
     "whoami": {"--output", "-o"},
     "api-resources": set(),
+    "explain": {"--recursive", "--output", "-o"},
 }
 CONNECTION = {"--context", "--org", "--project", "-p", "--namespace", "-n", "--verbose", "-v"}
 WITHOUT_CONNECTION = {"up", "down", "status", "doctor", "login", "volume", "auth"}

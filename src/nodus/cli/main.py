@@ -55,6 +55,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Help": {
         "api-resources": "List the kinds of objects the server has.",
+        "explain": "Show what a kind or one of its fields means.",
     },
 }
 COMMANDS: dict[str, str] = {name: text for section in SECTIONS.values() for name, text in section.items()}

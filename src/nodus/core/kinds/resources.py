@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from nodus.core.kinds.base import USD, Condition, Duration, Model, Quantity
+
+_OR_TEXT = ConfigDict(json_schema_extra={"anyOf": [{"type": "object"}, {"type": "string"}]})
+"""Of a model that a string may stand for."""
 
 
 class Gpu(Model):
     """GPUs a run asks for; the shorthand ``"H100:8"`` means one type and a count."""
+
+    model_config = _OR_TEXT
 
     type: list[str] = Field(default_factory=list)
     """Accepted accelerator types, any spelling of the catalog; empty means any."""
@@ -78,6 +83,8 @@ class EnvVar(Model):
 
 class SecretRef(Model):
     """A Secret whose keys become environment variables."""
+
+    model_config = _OR_TEXT
 
     name: str
     """The Secret's name."""

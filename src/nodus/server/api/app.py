@@ -14,7 +14,7 @@ from nodus._version import __version__
 from nodus.core.errors import Forbidden, NotFound
 from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
-from nodus.server.api import attempt_api, blobs, discovery, reading, resources
+from nodus.server.api import attempt_api, blobs, discovery, openapi, reading, resources
 from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
@@ -172,6 +172,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("/metrics", metrics_text, answer=None),
     Operation("/self", attempt_api.self_),
     Operation("/auth/whoami", get_whoami),
+    Operation(openapi.INDEX, openapi.index),
+    Operation(openapi.INDEX + "/apis/nodus.dev/{version}", openapi.of_version),
+    Operation(openapi.INDEX + "/" + openapi.SERVER, openapi.of_server),
+    Operation("/openapi.json", openapi.everything),
     Operation("/api", discovery.core),
     Operation("/api/v1/namespaces/{project}", get_namespace),
     Operation("/apis", discovery.groups),
