@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Generated from the code by docs/generate.py; edits here are lost. -->\n"
 QUOTED_ANNOTATION = r": '([^']*)'"
 # Where the errors live that a user's program can meet. All are loaded, so the page does not hang on what ran before.
-ERROR_MODULES = ("nodus.core.errors", "nodus.client.config", "nodus.client.http", "nodus.recipes.errors")
+ERROR_MODULES = ("nodus.core.errors.reasons", "nodus.client.config", "nodus.client.http", "nodus.recipes.errors")
 PUBLIC_MODULES = ("nodus", "nodus.recipes.rl")
 
 

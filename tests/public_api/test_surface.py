@@ -44,7 +44,9 @@ def test_errors_are_all_there() -> None:
     assert set(errors.__all__) <= set(dir(errors))
     # Raised inside the server or the trainer only.
     inner = {"StoreError", "StaleLease", "StateMismatch"}
-    ours = {cls.__name__ for cls in all_errors() if cls.__module__ in ("nodus.core.errors", "nodus.recipes.errors")}
+    ours = {
+        cls.__name__ for cls in all_errors() if cls.__module__ in ("nodus.core.errors.reasons", "nodus.recipes.errors")
+    }
     assert ours - inner <= set(errors.__all__)
 
 
