@@ -166,20 +166,26 @@ def cli_page() -> str:
     from nodus.cli.main import root
 
     lines = [NOTE, "# Command line\n"]
-    for path, command in _commands(root, "nodus"):
-        context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
-        lines += [f"## {path}\n", "```text", command.get_help(context).rstrip(), "```\n"]
+    for context in _commands(root, "nodus", None):
+        lines += [f"## {context.command_path}\n", "```text", context.command.get_help(context).rstrip(), "```\n"]
     return "\n".join(lines)
 
 
-def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
-    yield path, command
+def _commands(command: click.Command, name: str, parent: click.Context | None) -> Iterator[click.Context]:
+    context = click.Context(
+        command,
+        parent=parent,
+        info_name=name,
+        max_content_width=100,
+        terminal_width=100,
+        help_option_names=["-h", "--help"],
+    )
+    yield context
     if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
+        for inner_name in command.list_commands(context):
+            inner = command.get_command(context, inner_name)
             if inner is not None and not inner.hidden:
-                yield from _commands(inner, f"{path} {name}")
+                yield from _commands(inner, inner_name, context)
 
 
 # -------------------------------------------------------------------------------------------------------------- REST

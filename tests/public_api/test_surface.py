@@ -179,6 +179,10 @@ COMMAND_LINE: dict[str, set[str]] = {
     "doctor": {"--context", "--output", "-o"},
     "apply": {"--filename", "-f", "--recursive", "-R", "--dry-run", "--output", "-o", "--prune", "--selector", "-l"},
     "create": {"--filename", "-f", "--recursive", "-R", "--dry-run", "--idempotency-key", "--output", "-o"},
+    "diff": {"--filename", "-f", "--recursive", "-R"},
+    "edit": set(),
+    "label": {"--dry-run", "--output", "-o"},
+    "annotate": {"--dry-run", "--output", "-o"},
     "get": {
         "--filename",
         "-f",
@@ -195,6 +199,11 @@ COMMAND_LINE: dict[str, set[str]] = {
         "--mine",
         "--no-headers",
         "--show-labels",
+        "--sort-by",
+        "--gpu",
+        "--count",
+        "--region",
+        "--interruptible",
     },
     "describe": set(),
     "wait": {"--for", "--timeout"},
@@ -202,9 +211,15 @@ COMMAND_LINE: dict[str, set[str]] = {
     "cp": {"--index", "--rank"},
     "patch": {"--patch", "--type", "--dry-run", "--output", "-o"},
     "cancel": set(),
+    "suspend": set(),
+    "resume": set(),
+    "stop": set(),
+    "start": set(),
+    "request": set(),
     "delete": {"--filename", "-f", "--selector", "-l", "--all", "--cascade", "--wait", "--ignore-not-found"},
     "events": {"--for", "--watch", "-w", "--output", "-o"},
     "volume": set(),
+    "secret": set(),
     "login": {"--with-token", "--api-url"},
     "auth": set(),
     "whoami": {"--output", "-o"},
@@ -212,7 +227,7 @@ COMMAND_LINE: dict[str, set[str]] = {
     "explain": {"--recursive", "--output", "-o"},
 }
 CONNECTION = {"--context", "--org", "--project", "-p", "--namespace", "-n", "--verbose", "-v"}
-WITHOUT_CONNECTION = {"up", "down", "status", "doctor", "login", "volume", "auth"}
+WITHOUT_CONNECTION = {"up", "down", "status", "doctor", "login", "volume", "secret", "auth"}
 
 
 def flags(command: click.Command) -> set[str]:
@@ -240,7 +255,7 @@ def test_short_help_is_the_commands_own(name: str) -> None:
 
 
 def test_groups_have_these_commands() -> None:
-    expected = {"volume": {"put", "get", "ls"}, "auth": {"token", "can-i"}}
+    expected = {"volume": {"put", "get", "ls"}, "secret": {"create"}, "auth": {"token", "can-i"}}
     for name, names in expected.items():
         group = root.get_command(click.Context(root), name)
         assert isinstance(group, click.Group)

@@ -1,9 +1,10 @@
-"""``-o``: yaml, json, name, wide, jsonpath=... and the server's table."""
+"""``-o``: what is made on this side of the JSON that the server sends. The table of ``get`` is the server's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,44 +12,100 @@ import click
 from nodus.client.kinds import find_kind
 from nodus.client.resources import JsonObject
 
-FORMATS = "json|yaml|name|wide|jsonpath=TEMPLATE"
+# Formats that carry their template after an equals sign; each can also stand in a file.
+TEMPLATES = ("jsonpath", "go-template", "custom-columns")
+OBJECT_FORMATS = (
+    "json", "yaml", "name", *(name for form in TEMPLATES for name in (form, f"{form}-file"))
+)  # fmt: skip
+"""Formats of whole objects, the templates among them."""
 
 
 def check_format(value: str | None, allowed: Sequence[str]) -> str | None:
-    """Return the format, or complain with those there are.
+    """Return the format, a template's file read; or complain with those there are.
+
+    Args:
+        value: As given, such as ``yaml`` or ``jsonpath={.metadata.name}``.
+        allowed: Names of formats.
 
     Raises:
-        click.UsageError: For an unknown format.
+        click.UsageError: For an unknown format, a template that is missing or can't be read.
     """
-    template = value.removeprefix("jsonpath=") if value and value.startswith("jsonpath=") else None
-    if value is None or (value in allowed and value != "jsonpath") or (template and "jsonpath" in allowed):
-        return value
-    from nodus.client.suggest import did_you_mean
+    if value is None:
+        return None
+    name, equals, template = value.partition("=")
+    carries = name.removesuffix("-file") in TEMPLATES
+    if name not in allowed or bool(equals) != carries:
+        from nodus.client.suggest import did_you_mean
 
-    listed = ", ".join("jsonpath=TEMPLATE" if name == "jsonpath" else name for name in allowed)
-    raise click.UsageError(f"unknown output format {value!r}; use one of {listed}.{did_you_mean(value, allowed)}")
+        hint = did_you_mean(name, allowed) if name not in allowed else f" Write {name}=TEMPLATE." if carries else ""
+        raise click.UsageError(f"unknown output format {value!r}; use one of {listed(allowed)}.{hint}")
+    if name.endswith("-file"):
+        name, template = name.removesuffix("-file"), _read(template)
+    if not carries:
+        return name
+    if not template:
+        raise click.UsageError(f"unknown output format {value!r}; {name} needs a template: {name}=TEMPLATE.")
+    return f"{name}={template}"
 
 
-def print_object(obj: Any, output: str) -> None:
+def listed(allowed: Sequence[str]) -> str:
+    """Return the formats in words, the file forms apart."""
+    return ", ".join(f"{name}=..." if name in TEMPLATES else name for name in allowed if not name.endswith("-file"))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise click.UsageError(f"the template {path} can't be read: {reason}.") from error
+
+
+def print_object(obj: Any, output: str, *, headers: bool = True) -> None:
     """Print an object, or a list of them, in a format that is made on this side.
 
+    Args:
+        obj: JSON.
+        output: From `check_format`.
+        headers: Print the header line of custom columns.
+
     Raises:
-        click.UsageError: When a JSONPath can't be read.
+        click.UsageError: When a template can't be read.
     """
-    if output == "json":
+    name, _, template = output.partition("=")
+    if name == "json":
         print(json.dumps(obj, indent=4, ensure_ascii=False))
-    elif output == "yaml":
+    elif name == "yaml":
         print(to_yaml(obj), end="")
-    elif output == "name":
-        for item in obj["items"] if str(obj.get("kind")) == "List" else [obj]:
+    elif name == "name":
+        for item in items_of(obj):
             print(typed_name(item))
-    elif output.startswith("jsonpath="):
+    elif name == "custom-columns":
+        from nodus.cli.columns import custom_columns
+
+        for line in custom_columns(template, items_of(obj), headers=headers):
+            print(line)
+    elif name == "jsonpath":
         from nodus.cli.jsonpath import JsonPathError, render
 
         try:
-            print(render(output.removeprefix("jsonpath="), obj))
+            print(render(template, obj))
         except JsonPathError as error:
             raise click.UsageError(str(error)) from error
+    elif name == "go-template":
+        from nodus.cli.gofunctions import TemplateError
+        from nodus.cli.gotemplate import render as render_go
+
+        try:
+            text = render_go(template, obj)
+        except TemplateError as error:
+            raise click.UsageError(str(error)) from error
+        print(text, end="" if text.endswith("\n") else "\n")
+
+
+def items_of(obj: Any) -> Sequence[JsonObject]:
+    """Return the objects of a List; the object itself, where it is none."""
+    return list(obj["items"]) if str(obj.get("kind")) == "List" else [obj]
 
 
 def typed_name(obj: JsonObject) -> str:

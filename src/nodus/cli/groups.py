@@ -6,9 +6,15 @@ from collections.abc import Iterable
 
 import click
 
+EPILOG = "-p PROJECT, --context, --org and -v: see `nodus --help`."
+
 
 class Group(click.Group):
     """A group such as ``nodus volume``."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name, or None."""
+        return with_epilog(super().get_command(ctx, cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -23,6 +29,13 @@ class Group(click.Group):
             if args[0] not in known and self.get_command(ctx, args[0]) is None:
                 raise unknown_command(ctx, args[0], known)
         return super().resolve_command(ctx, args)
+
+
+def with_epilog(command: click.Command | None) -> click.Command | None:
+    """Return the command; its help points to the flags that every command takes."""
+    if command is not None and any("--verbose" in parameter.opts for parameter in command.params):
+        command.epilog = command.epilog or EPILOG
+    return command
 
 
 def unknown_command(ctx: click.Context, name: str, known: Iterable[str]) -> click.UsageError:

@@ -14,10 +14,11 @@ from typing import Any
 import click
 
 from nodus._version import __version__
-from nodus.cli.groups import Group, unknown_command
+from nodus.cli.groups import Group, unknown_command, with_epilog
 from nodus.cli.session import Options, connection_options
 from nodus.core.errors import NodusError, NodusTimeout
 
+WIDTH = 110
 EXIT_TIMEOUT = 124
 EXIT_INTERRUPTED = 130
 
@@ -34,8 +35,12 @@ SECTIONS: dict[str, dict[str, str]] = {
         "get": "List objects, or show one.",
         "describe": "Show an object with its progress, results and events.",
         "apply": "Create objects from manifests, or change them to what the manifests say.",
-        "create": "Create objects from manifests.",
+        "create": "Create objects from manifests or, for some kinds, from flags.",
+        "diff": "Show what `apply` would change.",
+        "edit": "Change an object in your editor.",
         "patch": "Change fields of an object.",
+        "label": "Set labels, by which objects are selected; KEY- takes one away.",
+        "annotate": "Set annotations, notes that nothing selects by; KEY- takes one away.",
         "delete": "Delete objects and what they own.",
         "wait": "Wait until an object is in a state.",
         "events": "List what happened to the objects of the project.",
@@ -43,10 +48,16 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Runs": {
         "logs": "Print the log of a run.",
         "cp": "Copy a run's outputs to this machine, each file checked by its sha256.",
-        "cancel": "Cancel a run.",
+        "cancel": "Cancel runs.",
+        "suspend": "Pause runs: they give their resources back and keep their checkpoints.",
+        "resume": "Go on with suspended runs, from their last checkpoint.",
+        "stop": "Stop sandboxes, agents and endpoints; they keep what they hold and can be started again.",
+        "start": "Start stopped sandboxes, agents and endpoints.",
+        "request": "Ask for an action.",
     },
     "Files and secrets": {
         "volume": "Put files into volumes and get them back.",
+        "secret": "Create secrets from literals and files.",
     },
     "Keys and settings": {
         "login": "Save a key of a server.",
@@ -60,7 +71,11 @@ SECTIONS: dict[str, dict[str, str]] = {
 }
 COMMANDS: dict[str, str] = {name: text for section in SECTIONS.values() for name, text in section.items()}
 # A command is `command` in the module of its name, unless it stands here as MODULE:NAME.
-ELSEWHERE: dict[str, str] = {}
+ELSEWHERE: dict[str, str] = {
+    "label": "labels:label",
+    "annotate": "labels:annotate",
+    **{name: f"state:{name}_command" for name in ("cancel", "suspend", "resume", "stop", "start")},
+}
 
 
 class LazyGroup(Group):
@@ -76,7 +91,7 @@ class LazyGroup(Group):
             return None
         module, _, attribute = ELSEWHERE.get(cmd_name, cmd_name.replace("-", "_")).partition(":")
         command: click.Command = getattr(import_module(f"nodus.cli.commands.{module}"), attribute or "command")
-        return command
+        return with_epilog(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections without importing their commands."""
@@ -93,7 +108,7 @@ class LazyGroup(Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH})
 @click.version_option(__version__, "--version", prog_name="nodus", message="%(prog)s %(version)s")
 @connection_options
 def root(ctx: click.Context, given: Options) -> None:

@@ -44,6 +44,18 @@ def read_manifests(files: Sequence[str], *, recursive: bool = False) -> list[Jso
     return documents
 
 
+def parse_object(source: str, text: str) -> JsonObject:
+    """Return the one object that a text in YAML holds.
+
+    Raises:
+        click.UsageError: When it holds something else.
+    """
+    found = list(_objects(source, _parse(source, text)))
+    if len(found) != 1:
+        raise click.UsageError(f"{source}: one object is expected, there are {len(found)}.")
+    return found[0]
+
+
 def _texts(file: str, recursive: bool) -> Iterator[tuple[str, str]]:
     source = "standard input" if file == "-" else file
     try:

@@ -82,14 +82,36 @@ class Session:
             raise
 
 
+class ConnectionOption(click.Option):
+    """An option that every command takes, so that only the help of ``nodus`` itself describes it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option's line; nothing below ``nodus``."""
+        return super().get_help_record(ctx) if ctx.parent is None else None
+
+
 CONTEXT_OPTION = click.option(
-    "--context", metavar="NAME", help="Context of the configuration file. [env: NODUS_CONTEXT]"
+    "--context",
+    cls=ConnectionOption,
+    metavar="NAME",
+    help="Context of the configuration file. [env: NODUS_CONTEXT]",
 )
-ORG_OPTION = click.option("--org", metavar="NAME", help="Organization; takes its context. [env: NODUS_ORG]")
+ORG_OPTION = click.option(
+    "--org", cls=ConnectionOption, metavar="NAME", help="Organization; takes its context. [env: NODUS_ORG]"
+)
 PROJECT_OPTION = click.option(
-    "-p", "--project", "-n", "--namespace", "project", metavar="NAME", help="Project. [env: NODUS_PROJECT]"
+    "-p",
+    "--project",
+    "-n",
+    "--namespace",
+    "project",
+    cls=ConnectionOption,
+    metavar="NAME",
+    help="Project. [env: NODUS_PROJECT]",
 )
-VERBOSE_OPTION = click.option("-v", "--verbose", is_flag=True, help="Log each request, without credentials.")
+VERBOSE_OPTION = click.option(
+    "-v", "--verbose", cls=ConnectionOption, is_flag=True, help="Log each request, without credentials."
+)
 
 
 def connection_options(function: Callable[Concatenate[click.Context, Options, P], T]) -> Callable[..., T]:
@@ -140,8 +162,7 @@ def given_options(
     ctx: click.Context, context: str | None, project: str | None, org: str | None = None, verbose: bool = False
 ) -> Options:
     """Return a command's own connection options over those before its name."""
-    before = ctx.find_root().obj
-    return Options(context, project, org, verbose).over(before if isinstance(before, Options) else Options())
+    return Options(context, project, org, verbose).over(ctx.find_object(Options) or Options())
 
 
 def _log(line: str) -> None:

@@ -20,6 +20,7 @@ class TablePrinter:
         project_column: Begin with the project, for lists over all of them.
         show_labels: End with the labels.
         prefix: Put before names, such as ``job/``, where several kinds are printed.
+        verbatim: Print headers as they are, not in capitals.
     """
 
     wide: bool = False
@@ -27,9 +28,10 @@ class TablePrinter:
     project_column: bool = False
     show_labels: bool = False
     prefix: str = ""
-    _widths: list[int] = field(default_factory=list)
-    _columns: list[int] = field(default_factory=list)
-    _names: list[str] = field(default_factory=list)
+    verbatim: bool = False
+    _widths: list[int] = field(default_factory=list, init=False)
+    _columns: list[int] = field(default_factory=list, init=False)
+    _names: list[str] = field(default_factory=list, init=False)
 
     def lines(self, table: Mapping[str, Any]) -> list[str]:
         """Return a Table's lines; the header comes once, and later rows keep the widths."""
@@ -47,7 +49,7 @@ class TablePrinter:
     def _take_columns(self, definitions: Sequence[Mapping[str, Any]]) -> None:
         shown = [(index, item) for index, item in enumerate(definitions) if self.wide or not item.get("priority")]
         self._columns = [index for index, _ in shown]
-        self._names = [str(item["name"]).upper() for _, item in shown]
+        self._names = [str(item["name"]) if self.verbatim else str(item["name"]).upper() for _, item in shown]
         if self.project_column:
             self._names.insert(0, "NAMESPACE")
         if self.show_labels:

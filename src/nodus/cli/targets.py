@@ -55,6 +55,25 @@ def parse_target(session: Session, words: Sequence[str]) -> Target:
     return found[0]
 
 
+def targets_of_files(session: Session, files: Sequence[str], *, recursive: bool = False) -> list[Target]:
+    """Return the objects that manifests name.
+
+    Raises:
+        click.UsageError: When a manifest can't be read or names nothing.
+    """
+    from nodus.cli.manifests import read_manifests
+    from nodus.client.apply import with_name
+
+    found = []
+    for document in read_manifests(files, recursive=recursive):
+        metadata = with_name(document).get("metadata") or {}
+        if not metadata.get("name"):
+            raise click.UsageError(f"a {document['kind']} has no metadata.name, so it names no object.")
+        target = parse_target(session, [str(document["kind"]), str(metadata["name"])])
+        found.append(target._replace(project=metadata.get("namespace") or target.project))
+    return found
+
+
 def _slashed(session: Session, word: str) -> Target:
     kind, _, name = word.partition("/")
     if not kind or not name:

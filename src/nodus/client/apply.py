@@ -15,6 +15,17 @@ from nodus.core.digests import canonical_json
 LAST_APPLIED = "nodus.dev/last-applied"
 
 
+def with_name(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with the name that its spec decides, where it has none: a group's run is GROUP-TASKKEY."""
+    metadata, spec = document.get("metadata") or {}, document.get("spec")
+    if metadata.get("name") or document.get("kind") != "AgentRun" or not isinstance(spec, Mapping):
+        return document
+    group, key = spec.get("group"), spec.get("taskKey")
+    if not (isinstance(group, str) and isinstance(key, str) and group and key):
+        return document
+    return document | {"metadata": {"name": f"{group}-{key}"} | metadata}
+
+
 def prepare(document: Mapping[str, Any], project: str | None) -> tuple[dict[str, Any], str]:
     """Return the document to send (project set, no status, annotation in place) and the annotation's text.
 
@@ -65,6 +76,11 @@ def three_way_patch(document: Mapping[str, Any], last: str, live: Mapping[str, A
         return None
     patch.setdefault("metadata", {}).setdefault("annotations", {})[LAST_APPLIED] = last
     return patch
+
+
+def merge_patch_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that makes ``after`` of ``before``; empty when they are equal."""
+    return _diff(before, after, before)
 
 
 def _diff(original: Any, wanted: Mapping[str, Any], live: Any) -> dict[str, Any]:

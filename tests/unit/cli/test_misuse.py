@@ -57,7 +57,7 @@ def test_half_a_brace_is_refused(template: str) -> None:
 
 def test_jsonpath_needs_a_template() -> None:
     assert check_format("jsonpath={.a}", ("jsonpath",)) == "jsonpath={.a}"
-    with pytest.raises(click.UsageError, match="jsonpath=TEMPLATE"):
+    with pytest.raises(click.UsageError, match="Write jsonpath=TEMPLATE"):
         check_format("jsonpath", ("jsonpath",))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from nodus.cli.commands.wait import _split
 from nodus.cli.description import describe
 from nodus.cli.estimates import estimate_line
 from nodus.cli.formats import as_list, check_format, to_yaml, typed_name
-from nodus.cli.jsonpath import JsonPathError, find, render
 from nodus.cli.manifests import read_manifests
 from nodus.cli.render import error_lines
 from nodus.cli.session import Options, Session
@@ -22,53 +20,6 @@ from nodus.cli.tables import TablePrinter, plain_table
 from nodus.cli.targets import parse_target
 from nodus.client.http import ConnectionFailed
 from nodus.core.sizes import size_text
-
-DOCUMENT = {
-    "metadata": {"name": "x", "labels": {"nodus.dev/a": "b"}},
-    "status": {
-        "phase": "Running",
-        "outputs": [{"name": "a"}, {"name": "b/c"}],
-        "count": 3,
-        "final": True,
-        "none": None,
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("{.status.phase}", "Running"),
-        (".status.phase", "Running"),
-        ("{$.status.phase}", "Running"),
-        ("{.status.outputs[*].name}", "a b/c"),
-        ("{.status.outputs[1].name}", "b/c"),
-        ("{.status.outputs[-1].name}", "b/c"),
-        ("{.metadata.labels['nodus.dev/a']}", "b"),
-        ("{.status.count}", "3"),
-        ("{.status.final}", "true"),
-        ("{.status.missing.deeper}", ""),
-        ("{.status.outputs[9].name}", ""),
-        ('{.metadata.name}{"\\t"}{.status.phase}{"\\n"}', "x\tRunning\n"),
-        ("name={.metadata.name}", "name=x"),
-        ("{.metadata.labels}", '{"nodus.dev/a":"b"}'),
-        ("{.}", json.dumps(DOCUMENT, separators=(",", ":"))),
-    ],
-)
-def test_jsonpath_finds(template: str, expected: str) -> None:
-    assert render(template, DOCUMENT) == expected
-
-
-@pytest.mark.parametrize("path", ["{.a[?(@.b)]}", "{.a..b}", "{.a[}"])
-def test_jsonpath_that_is_not_understood_is_refused(path: str) -> None:
-    with pytest.raises(JsonPathError, match="not understood"):
-        find(path, DOCUMENT)
-
-
-def test_jsonpath_range_points_to_another_way() -> None:
-    with pytest.raises(JsonPathError, match="not supported"):
-        render("{range .items[*]}{.name}{end}", DOCUMENT)
-
 
 TABLE = {
     "columnDefinitions": [{"name": "Name"}, {"name": "Max-Cost"}, {"name": "Offering", "priority": 1}],

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import click
 
-from nodus.cli.formats import as_list, check_format, print_object
 from nodus.cli.manifests import read_manifests
+from nodus.cli.options import (
+    did,
+    dry_run_option,
+    files_option,
+    output_option,
+    print_results,
+    print_warnings,
+    recursive_option,
+)
 from nodus.cli.session import Session, connected, object_label
+from nodus.client.apply import with_name
 from nodus.client.resources import JsonObject
 
 
 @click.command()
-@click.option(
-    "-f",
-    "--filename",
-    "files",
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    help="Manifest, directory, or - for standard input.",
-)
-@click.option("-R", "--recursive", is_flag=True, help="Also read the directories below.")
-@click.option(
-    "--dry-run",
-    "dry_run",
-    is_flag=False,
-    flag_value="server",
-    default="none",
-    metavar="[server|client|none]",
-    help="Only say what would be done; the server checks and prices it, `client` sends nothing.",
-)
-@click.option("-o", "--output", metavar="json|yaml|name|estimate", help="Print the objects instead of a line for each.")
+@files_option()
+@recursive_option
+@dry_run_option("Only say what would be done; the server checks and prices it, `client` sends nothing.")
+@output_option("json", "yaml", "name", "estimate", help_text="Print the objects instead of a line for each.")
 @click.option("--prune", is_flag=True, help="Delete objects of the applied kinds that match -l and are in no manifest.")
 @click.option("-l", "--selector", metavar="LABELS", help="With --prune: the labels to match.")
 @connected()
@@ -49,30 +42,29 @@ def command(
     Examples:
       nodus apply -f grpo.yaml
       nodus apply -f grpo.yaml --dry-run -o yaml    # cost, resources and the compiled job; stores nothing
-      nodus apply -f manifests/ -R
+      nodus apply -f manifests/ -R --prune -l app=search
     """
-    check_format(output, ("json", "yaml", "name", "estimate"))
-    if dry_run not in ("server", "client", "none"):
-        raise click.UsageError(f"--dry-run={dry_run}: use server, client or none.")
-    if prune and not selector:
-        raise click.UsageError("--prune needs -l LABELS, so that it can't delete everything.")
-    documents = read_manifests(files, recursive=recursive)
-    for document in documents:
-        if not (document.get("metadata") or {}).get("name"):
-            raise click.UsageError(f"a {document['kind']} has no metadata.name; `nodus create -f` takes nameless ones.")
+    if prune != bool(selector):
+        raise click.UsageError(
+            "--prune needs -l LABELS, so that it can't delete everything." if prune else "-l goes with --prune."
+        )
+    documents = [_named(document) for document in read_manifests(files, recursive=recursive)]
     results: list[JsonObject] = []
-    for document in documents:
-        obj = _apply(session, document, dry_run, quiet=output is not None)
-        results.append(obj)
+    try:
+        for document in documents:
+            results.append(_apply(session, document, dry_run, quiet=output is not None))
+    finally:  # what was done before an error is shown as well
+        if output is not None and results:
+            print_results(results, output, dry_run)
     if prune:
-        _prune(session, documents, str(selector), dry_run)
-    if output == "estimate":
-        from nodus.cli.estimates import estimate_line
+        _prune(session, documents, str(selector), dry_run, quiet=output is not None)
 
-        for obj in results:
-            print(estimate_line(obj, dry_run=dry_run != "none"))
-    elif output is not None:
-        print_object(results[0] if len(results) == 1 else as_list(results), output)
+
+def _named(document: JsonObject) -> JsonObject:
+    named = with_name(document)
+    if not (named.get("metadata") or {}).get("name"):
+        raise click.UsageError(f"a {document['kind']} has no metadata.name; `nodus create -f` takes nameless ones.")
+    return named
 
 
 def _apply(session: Session, document: JsonObject, dry_run: str, *, quiet: bool) -> JsonObject:
@@ -82,28 +74,23 @@ def _apply(session: Session, document: JsonObject, dry_run: str, *, quiet: bool)
     else:
         obj, outcome = session.run(session.resources.apply(document, dry_run=dry_run == "server"))
     if not quiet:
-        suffix = "" if dry_run == "none" else f" ({dry_run} dry run)"
-        print(f"{object_label(kind, obj)} {outcome}{suffix}")
-        _print_warnings(obj)
+        print(f"{object_label(kind, obj)} {did(outcome, dry_run)}")
+        print_warnings(obj)
     return obj
 
 
-def _print_warnings(obj: JsonObject) -> None:
-    estimate = (obj.get("status") or {}).get("estimate") or {}
-    for key, word in (("blockingReasons", "blocked"), ("warnings", "warning")):
-        for item in estimate.get(key) or []:
-            fix = f" ({item['fix']})" if item.get("fix") else ""
-            click.echo(f"{word}: {item.get('message') or item.get('code')}{fix}", err=True)
-
-
-def _prune(session: Session, documents: list[JsonObject], selector: str, dry_run: str) -> None:
-    kept = {(str(doc["kind"]), str(doc["metadata"]["name"])) for doc in documents}
-    for kind_name in dict.fromkeys(str(doc["kind"]) for doc in documents):
+def _prune(session: Session, documents: list[JsonObject], selector: str, dry_run: str, *, quiet: bool) -> None:
+    kept = {(str(doc["kind"]), _home(session, doc), str(doc["metadata"]["name"])) for doc in documents}
+    for kind_name, home in dict.fromkeys((kind, home) for kind, home, _ in kept):
         kind = session.run(session.resources.kind(kind_name))
-        for obj in session.run(session.resources.list(kind, labels=selector)):
+        for obj in session.run(session.resources.list(kind, project=home, labels=selector)):
             name = str(obj["metadata"]["name"])
-            if (kind.kind, name) in kept:
-                continue
+            if (kind_name, home, name) in kept or (obj["metadata"].get("ownerReferences")):
+                continue  # what another object owns goes and comes with that
             if dry_run == "none":
-                session.run(session.resources.delete(kind, name, missing_ok=True))
-            print(f"{kind.singular}/{name} pruned{'' if dry_run == 'none' else f' ({dry_run} dry run)'}")
+                session.run(session.resources.delete(kind, name, project=home, missing_ok=True))
+            click.echo(f"{kind.singular}/{name} {did('pruned', dry_run)}", err=quiet)
+
+
+def _home(session: Session, document: JsonObject) -> str:
+    return str(document["metadata"].get("namespace") or session.project)

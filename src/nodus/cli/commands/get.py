@@ -3,34 +3,59 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from nodus.cli.formats import FORMATS, as_list, check_format, print_object
+from nodus.cli.formats import OBJECT_FORMATS, as_list, print_object
+from nodus.cli.options import files_option, output_option
 from nodus.cli.session import TABLE, Session, connected
 from nodus.cli.tables import TablePrinter
-from nodus.cli.targets import Target, parse_targets
+from nodus.cli.targets import Target, parse_targets, targets_of_files
 from nodus.cli.watching import changes, newest_version
 from nodus.client.resources import JsonObject
+from nodus.core.errors import NodusError, NotFound
 
-OUTPUTS = ("json", "yaml", "name", "wide", "jsonpath")
+# Words that mean a kind of the wallet, which not every server has.
+WALLET = {"usage": "usagerecords", "transactions": "transactions"}
+GPU_FIELDS = {
+    "gpu": "spec.accelerator.family",
+    "count": "spec.count",
+    "region": "spec.regionClass",
+    "interruptible": "spec.interruptible",
+}
+
+
+def _gpu_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--interruptible", is_flag=True, help="get gpus: only capacity that may be taken back."),
+        click.option("--region", metavar="CLASS", help="get gpus: region class, such as us or eu."),
+        click.option("--count", type=click.IntRange(min=0), metavar="N", help="get gpus: accelerators together."),
+        click.option("--gpu", metavar="FAMILY", help="get gpus: accelerator family, such as H100."),
+    ):
+        function = option(function)
+    return function
 
 
 @click.command()
 @click.argument("what", nargs=-1, metavar="KIND[/NAME] [NAME]...")
-@click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help="Show what these manifests name.")
-@click.option("-o", "--output", metavar=FORMATS, help="Output format; the server's table when unset.")
+@files_option("Show what these manifests name.")
+@output_option("wide", *OBJECT_FORMATS, help_text="Output format; the server's table when unset.")
 @click.option("-w", "--watch", is_flag=True, help="Go on showing changes until interrupted.")
-@click.option("-l", "--selector", metavar="LABELS", help="Only objects with these labels: a=b,c=d.")
+@click.option("-l", "--selector", metavar="LABELS", help="Only objects with these labels: a=b,c!=d,e in (f,g).")
 @click.option("--field-selector", metavar="FIELDS", help="Only objects with these fields: status.phase=Running.")
 @click.option("-A", "--all-projects", "--all-namespaces", "everywhere", is_flag=True, help="List over all projects.")
 @click.option("--mine", is_flag=True, help="Only objects that this key's user made.")
+@click.option("--sort-by", metavar="PATH", help="Order a list: .metadata.creationTimestamp, .status.cost.totalUSD.")
 @click.option("--no-headers", is_flag=True, help="Leave out the header line.")
 @click.option("--show-labels", is_flag=True, help="Add a column with the labels.")
+@_gpu_options
 @connected()
 def command(
     session: Session,
+    /,
     what: tuple[str, ...],
     files: tuple[str, ...],
     output: str | None,
@@ -39,8 +64,10 @@ def command(
     field_selector: str | None,
     everywhere: bool,
     mine: bool,
+    sort_by: str | None,
     no_headers: bool,
     show_labels: bool,
+    **gpus: Any,
 ) -> None:
     """List objects, or show one.
 
@@ -50,74 +77,134 @@ def command(
       nodus get tj/my-grpo -o yaml                  # everything about one
       nodus get tj -w                               # and every change from now on
       nodus get environments -n nodus               # the catalog
+      nodus get gpus --gpu H100 --count 8           # what there is to run on
       nodus get tj/my-grpo -o jsonpath='{.status.outputs[*].name}'
     """
-    check_format(output, OUTPUTS)
-    targets = _from_files(session, files) if files else parse_targets(session, what)
+    targets = targets_of_files(session, files) if files else _targets(session, what)
     if mine:
         user = session.run(session.api.call("GET", "/auth/whoami")).get("user")
         selector = ",".join(part for part in (selector, f"nodus.dev/created-by={user}") if part)
-    query = {"labelSelector": selector, "fieldSelector": field_selector}
+    fields = [field_selector, *_gpu_fields(targets, gpus)]
+    query = {"labelSelector": selector, "fieldSelector": ",".join(part for part in fields if part) or None}
+    _check(targets, query, watch=watch, sort_by=sort_by)
     if output in (None, "wide"):
-        kinds = {target.kind.kind for target in targets}
-        printers: dict[str, TablePrinter] = {}
-        for target in targets:
-            prefix = f"{target.kind.singular}/" if len(kinds) > 1 else ""
-            printer = printers.setdefault(
-                target.kind.kind,
-                TablePrinter(
-                    wide=output == "wide",
-                    headers=not no_headers,
-                    project_column=everywhere,
-                    show_labels=show_labels,
-                    prefix=prefix,
-                ),
-            )
-            _print_tables(session, target, query, everywhere, printer, watch=watch)
+        shown = _Tables(session, query, everywhere, watch, sort_by)
+        shown.print(targets, TablePrinter(output == "wide", not no_headers, everywhere, show_labels))
         return
     found = [item for target in targets for item in _objects(session, target, query, everywhere)]
+    if sort_by:
+        found = _sorted(found, sort_by)
     lone = len(targets) == 1 and targets[0].name is not None
-    print_object(found[0] if lone else as_list(found), output)
+    print_object(found[0] if lone else as_list(found), str(output), headers=not no_headers)
     if watch:
+        sys.stdout.flush()
         for item in changes(session, targets[0], query, everywhere, newest_version(found), "application/json"):
-            print_object(item, output)
+            print_object(item, str(output), headers=False)
+            sys.stdout.flush()
 
 
-def _print_tables(
-    session: Session, target: Target, query: dict[str, Any], everywhere: bool, printer: TablePrinter, *, watch: bool
-) -> None:
-    project = target.project or session.project
-    if target.name is not None:
-        table = session.run(session.get(target.kind, target.name, project=project, accept=TABLE))
-        _print_lines(printer, table)
-    else:
-        table = _list_tables(session, target, query, everywhere, printer)
-    if watch:
-        version = (table.get("metadata") or {}).get("resourceVersion")
-        for change in changes(session, target, query, everywhere, version, TABLE):
-            _print_lines(printer, change)
+def _targets(session: Session, what: tuple[str, ...]) -> list[Target]:
+    if what and what[0] in WALLET:
+        try:
+            return parse_targets(session, (WALLET[what[0]], *what[1:]))
+        except NotFound as error:
+            raise NodusError(
+                f"this server keeps no {what[0]} yet", fix="`nodus get tj,jobs` shows what each run has cost."
+            ) from error
+    return parse_targets(session, what)
 
 
-def _list_tables(
-    session: Session, target: Target, query: dict[str, Any], everywhere: bool, printer: TablePrinter
-) -> JsonObject:
-    """Print a collection page by page and return its first page."""
-    path = target.kind.path(None if everywhere else target.project or session.project)
-    first: JsonObject | None = None
-    token = None
-    while True:
-        table = session.run(session.api.call("GET", path, query=query | {"continue": token}, headers={"Accept": TABLE}))
-        if first is None and not table.get("rows"):
-            where = (
-                "" if everywhere or not target.kind.namespaced else f" in project {target.project or session.project}"
-            )
-            print(f"No resources found{where}.", file=sys.stderr)
-        else:
+def _gpu_fields(targets: list[Target], gpus: dict[str, Any]) -> list[str]:
+    given = {name: value for name, value in gpus.items() if value not in (None, False)}
+    if given and any(target.kind.kind != "Offering" for target in targets):
+        raise click.UsageError(f"--{next(iter(given))} goes with `nodus get gpus`.")
+    return [f"{GPU_FIELDS[name]}={'true' if value is True else value}" for name, value in given.items()]
+
+
+def _check(targets: list[Target], query: dict[str, Any], *, watch: bool, sort_by: str | None) -> None:
+    named = [target.name for target in targets if target.name is not None]
+    if named and any(query.values()):
+        raise click.UsageError(f"{named[0]!r} is a name; selectors go with a kind alone.")
+    if watch and len(targets) > 1:
+        raise click.UsageError("-w watches one kind or one object.")
+    if watch and sort_by:
+        raise click.UsageError("-w shows changes as they come; it can't be sorted.")
+
+
+class _Tables:
+    """Prints the server's Tables."""
+
+    def __init__(
+        self, session: Session, query: dict[str, Any], everywhere: bool, watch: bool, sort_by: str | None
+    ) -> None:
+        self.session, self.query, self.everywhere, self.watch, self.sort_by = session, query, everywhere, watch, sort_by
+
+    def print(self, targets: list[Target], like: TablePrinter) -> None:
+        """Print each target's rows, each kind below one header."""
+        several = len({target.kind.kind for target in targets}) > 1
+        printers: dict[str, TablePrinter] = {}
+        for target in targets:
+            kind = target.kind
+            if kind.kind not in printers:
+                if printers:
+                    print()
+                prefix = f"{kind.singular}/" if several else ""
+                printers[kind.kind] = replace(
+                    like, prefix=prefix, project_column=like.project_column and kind.namespaced
+                )
+            self._one(target, printers[kind.kind])
+
+    def _one(self, target: Target, printer: TablePrinter) -> None:
+        session = self.session
+        if target.name is not None:
+            project = target.project or session.project
+            table = session.run(session.get(target.kind, target.name, project=project, accept=TABLE))
             _print_lines(printer, table)
-        first = first or table
-        token = (table.get("metadata") or {}).get("continue")
-        if not token:
-            return first
+        else:
+            table = self._list(target, printer)
+        if self.watch:
+            version = (table.get("metadata") or {}).get("resourceVersion")
+            for change in changes(session, target, self.query, self.everywhere, version, TABLE):
+                _print_lines(printer, change)
+
+    def _list(self, target: Target, printer: TablePrinter) -> JsonObject:
+        """Print a collection page by page, or whole where it is to be sorted, and return its first page."""
+        path = target.kind.path(None if self.everywhere else target.project or self.session.project)
+        pages: list[JsonObject] = []
+        token = None
+        while True:
+            query = self.query | {"continue": token}
+            pages.append(self.session.run(self.session.api.call("GET", path, query=query, headers={"Accept": TABLE})))
+            if pages[0].get("rows") and not self.sort_by:
+                _print_lines(printer, pages[-1])
+            token = (pages[-1].get("metadata") or {}).get("continue")
+            if not token:
+                break
+        if not pages[0].get("rows"):
+            project = target.project or self.session.project
+            where = "" if self.everywhere or not target.kind.namespaced else f" in project {project}"
+            print(f"No resources found{where}.", file=sys.stderr)
+        elif self.sort_by:
+            rows = [row for page in pages for row in page.get("rows") or []]
+            _print_lines(printer, pages[0] | {"rows": self._in_order(target, rows)})
+        return pages[0]
+
+    def _in_order(self, target: Target, rows: list[JsonObject]) -> list[JsonObject]:
+        """Sort rows by a field of their objects, which a Table leaves out."""
+        ordered = _sorted(_objects(self.session, target, self.query, self.everywhere), str(self.sort_by))
+        place = {_identity(item): number for number, item in enumerate(ordered)}
+        return sorted(rows, key=lambda row: place.get(_identity(row.get("object") or {}), len(place)))
+
+
+def _identity(obj: JsonObject) -> tuple[str, str]:
+    metadata = obj.get("metadata") or {}
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _sorted(items: list[JsonObject], path: str) -> list[JsonObject]:
+    from nodus.cli.columns import sort_key
+
+    return sorted(items, key=lambda item: sort_key(path, item))
 
 
 def _print_lines(printer: TablePrinter, table: JsonObject) -> None:
@@ -138,13 +225,3 @@ def _objects(session: Session, target: Target, query: dict[str, Any], everywhere
             fields=query["fieldSelector"],
         )
     )
-
-
-def _from_files(session: Session, files: tuple[str, ...]) -> list[Target]:
-    from nodus.cli.manifests import read_manifests
-
-    return [
-        target._replace(project=(document.get("metadata") or {}).get("namespace"))
-        for document in read_manifests(files)
-        for target in parse_targets(session, [str(document["kind"]), str((document.get("metadata") or {}).get("name"))])
-    ]

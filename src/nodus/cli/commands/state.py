@@ -1,0 +1,109 @@
+"""``nodus cancel``, ``suspend``, ``resume``, ``stop`` and ``start``: each writes ``spec.state``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import click
+
+from nodus.cli.session import Session, connected
+from nodus.cli.targets import Target, parse_targets
+from nodus.client.resources import JsonObject
+from nodus.core.errors import Invalid, NodusError
+
+ENDED = ("Succeeded", "Failed", "Cancelled")
+"""Phases that no state leads out of."""
+
+
+def cancel(session: Session, what: tuple[str, ...]) -> None:
+    """Cancel runs. What they have scored and saved so far is kept.
+
+    \b
+    Example:
+      nodus cancel tj/my-grpo
+    """
+    _each(session, what, "Cancelled", "canceled")
+
+
+def suspend(session: Session, what: tuple[str, ...]) -> None:
+    """Pause runs: they give their resources back and keep their checkpoints.
+
+    \b
+    Example:
+      nodus suspend tj/my-grpo
+    """
+    _each(session, what, "Suspended", "suspended")
+
+
+def resume(session: Session, what: tuple[str, ...]) -> None:
+    """Go on with suspended runs, from their last checkpoint.
+
+    \b
+    Example:
+      nodus resume tj/my-grpo
+    """
+    _each(session, what, "Running", "resumed")
+
+
+def stop(session: Session, what: tuple[str, ...]) -> None:
+    """Stop sandboxes, agents and endpoints; they keep what they hold and can be started again.
+
+    \b
+    Example:
+      nodus stop sandbox/dev
+    """
+    _each(session, what, "Stopped", "stopped")
+
+
+def start(session: Session, what: tuple[str, ...]) -> None:
+    """Start stopped sandboxes, agents and endpoints.
+
+    \b
+    Example:
+      nodus start sandbox/dev
+    """
+    _each(session, what, "Running", "started")
+
+
+def _each(session: Session, what: tuple[str, ...], state: str, done: str) -> None:
+    targets = parse_targets(session, what)
+    if any(target.name is None for target in targets):
+        raise click.UsageError("name the objects, such as tj/my-run.")
+    for target in targets:
+        obj = session.run(session.get(target.kind, str(target.name), project=target.project))
+        print(f"{target.kind.singular}/{target.name} {_change(session, target, obj, state, done)}")
+
+
+def _change(session: Session, target: Target, obj: JsonObject, state: str, done: str) -> str:
+    """Write the state and return what to say; a run that has ended is not written to."""
+    phase = (obj.get("status") or {}).get("phase")
+    if phase in ENDED:
+        if state == "Cancelled":
+            return f"already ended: {phase}"
+        label = f"{target.kind.singular}/{target.name}"
+        raise NodusError(
+            f"{label} has ended: {phase}; it can't be {done}", fix="Create another run from the same manifest."
+        )
+    patch: JsonObject = {"spec": {"state": state}}
+    if done == "started":
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        patch["metadata"] = {"annotations": {"nodus.dev/start-requested-at": now}}
+    try:
+        session.run(session.resources.patch(target.kind, str(target.name), patch, project=target.project))
+    except Invalid as error:
+        if [(cause.field, cause.message) for cause in error.causes] == [("spec.state", "unknown field")]:
+            label = f"{target.kind.singular}/{target.name}"
+            raise NodusError(f"{label} can't be {done}: a {target.kind.kind} has no state of that kind") from error
+        raise
+    return done
+
+
+def _command(function: Callable[[Session, tuple[str, ...]], None]) -> click.Command:
+    argument = click.argument("what", nargs=-1, required=True, metavar="KIND/NAME...")
+    return click.command(function.__name__)(argument(connected()(function)))
+
+
+cancel_command, suspend_command, resume_command, stop_command, start_command = (
+    _command(function) for function in (cancel, suspend, resume, stop, start)
+)

@@ -1,0 +1,77 @@
+"""Options that several commands share, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from nodus.client.resources import JsonObject
+
+Decorator = Callable[[Any], Any]
+DRY_RUNS = ("none", "server", "client")
+
+
+def files_option(help_text: str = "Manifest, directory, or - for standard input.") -> Decorator:
+    """Return ``-f``, which may be given several times, as ``files``."""
+    return click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help=help_text)
+
+
+recursive_option: Decorator = click.option("-R", "--recursive", is_flag=True, help="Also read the directories below.")
+
+
+def dry_run_option(help_text: str) -> Decorator:
+    """Return ``--dry-run[=server|client|none]`` as ``dry_run``; without a value it means the server."""
+    return click.option(
+        "--dry-run",
+        "dry_run",
+        is_flag=False,
+        flag_value="server",
+        default="none",
+        type=click.Choice(DRY_RUNS),
+        metavar="[server|client|none]",
+        help=help_text,
+    )
+
+
+def output_option(*formats: str, help_text: str = "Print the object instead of a line.") -> Decorator:
+    """Return ``-o`` with these formats, as ``output``; another one is refused when the arguments are read."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        from nodus.cli.formats import check_format
+
+        return check_format(value, formats)
+
+    metavar = "|".join(f"{name}=..." if name in TEMPLATES else name for name in formats)
+    return click.option("-o", "--output", metavar=metavar, help=help_text, callback=check)
+
+
+TEMPLATES = ("jsonpath", "jsonpath-file", "custom-columns", "go-template")
+
+
+def did(outcome: str, dry_run: str = "none") -> str:
+    """Return what a success line says, such as ``created (server dry run)``."""
+    return outcome if dry_run == "none" else f"{outcome} ({dry_run} dry run)"
+
+
+def print_results(results: Sequence[JsonObject], output: str, dry_run: str) -> None:
+    """Print what a command made in the format that was asked for: an object, a List of several, or estimates."""
+    if output == "estimate":
+        from nodus.cli.estimates import estimate_line
+
+        for obj in results:
+            print(estimate_line(obj, dry_run=dry_run != "none"))
+        return
+    from nodus.cli.formats import as_list, print_object
+
+    print_object(results[0] if len(results) == 1 else as_list(results), output)
+
+
+def print_warnings(obj: JsonObject) -> None:
+    """Say on standard error what blocks an object, and what to know of it, by its estimate."""
+    estimate = (obj.get("status") or {}).get("estimate") or {}
+    for key, word in (("blockingReasons", "blocked"), ("warnings", "warning")):
+        for item in estimate.get(key) or []:
+            fix = f" ({item['fix']})" if item.get("fix") else ""
+            click.echo(f"{word}: {item.get('message') or item.get('code')}{fix}", err=True)
