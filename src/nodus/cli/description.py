@@ -87,6 +87,10 @@ def _environment(obj: JsonObject) -> Iterator[str]:
     }
     if splits:
         yield _line("Splits", ", ".join(f"{name} {size}" for name, size in splits.items()))
+    grader = status.get("grader") or {}
+    if grader.get("python"):
+        libraries = [f"{name} {version}" for name, version in (grader.get("libraries") or {}).items()]
+        yield _line("Graded with", ", ".join([f"Python {grader['python']}", *libraries]))
     if spec.get("sampleTask"):
         yield _line("Sample task", str(spec["sampleTask"]).replace("\n", "\n" + " " * WIDTH))
     if spec.get("graders"):

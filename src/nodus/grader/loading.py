@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from nodus.grader.imports import VENDORED
 from nodus.grader.tasks import BadTask, Task, build_split, without_shared
 
 Split = Literal["train", "test"]
@@ -96,6 +97,12 @@ def outside_trace(error: BaseException, limit: int = 4000) -> str:
     return "".join([*lines, *traceback.format_exception_only(error)])[-limit:]
 
 
+def search_first(paths: Sequence[str]) -> None:
+    """Search directories, and each one's ``site/``, before everything else."""
+    for path in reversed(paths):
+        sys.path[:0] = [path, os.path.join(path, VENDORED)]
+
+
 def load(loader: str, paths: Sequence[str], name: str, version: str) -> Environment:
     """Import an environment.
 
@@ -109,8 +116,7 @@ def load(loader: str, paths: Sequence[str], name: str, version: str) -> Environm
         Refused: When what was found is no environment.
         EnvironmentFault: When importing or loading it raises.
     """
-    for path in reversed(paths):
-        sys.path[:0] = [path, os.path.join(path, "site")]
+    search_first(paths)
     module_name, _, function = loader.partition(":")
     found = _import(module_name)
     if function or not hasattr(found, "tasks"):

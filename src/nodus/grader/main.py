@@ -1,4 +1,4 @@
-"""The command ``nodus-env``: ``info``, ``tasks`` and ``grade``.
+"""The command ``nodus-env``: ``info``, ``libraries``, ``tasks`` and ``grade``.
 
     nodus-env --path ./my-env --loader my_module info
     nodus-env --path ./my-env --loader my_module tasks --split test --seed 42
@@ -16,8 +16,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from nodus.grader import PROTOCOL_VERSION, process
-from nodus.grader.loading import EnvironmentFault, Refused, load
+from nodus.grader import PROTOCOL_VERSION, imports, process
+from nodus.grader.loading import EnvironmentFault, Refused, load, search_first
 from nodus.grader.tasks import ordered, public_line
 from nodus.grader.worker import DEFAULT_TIMEOUT_S, Output, serve
 
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--lifeline-fd", type=int, help="descriptor of a pipe; when its last writer is gone, so are we")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="print what the environment is, as JSON")
+    commands.add_parser("libraries", help="print Python's and the libraries' versions and which are missing, as JSON")
     tasks = commands.add_parser("tasks", help="print one JSON line for each task of a split")
     tasks.add_argument("--split", required=True, choices=("train", "test"))
     tasks.add_argument("--seed", type=int, default=0, help="decides the order of the tasks, nothing else")
@@ -72,8 +73,14 @@ def _refuse(output: Output, reason: str, trace: str | None) -> int:
 
 def _run(options: argparse.Namespace, output: Output) -> int:
     sys.path += options.library
-    environment = load(options.loader, options.path or ["/opt/environment"], options.name, options.version)
+    paths = options.path or ["/opt/environment"]
+    if options.command == "libraries":
+        search_first(paths)
+        output.line(imports.report(paths))
+        return 0
+    environment = load(options.loader, paths, options.name, options.version)
     if options.command == "grade":
+        imports.preload(paths)
         return serve(environment, output, timeout_s=options.timeout, lifeline_fd=options.lifeline_fd)
     if options.command == "tasks":
         for task in ordered(environment.split(options.split), options.seed):

@@ -15,3 +15,7 @@ class TasksError(NodusError):
     """The tasks can't be used; the message names the task by its position."""
 
     reason, status = "TasksInvalid", 422
+
+
+class RewardNotTried(UserWarning):
+    """The reward could not be tried on this machine, which lacks a library that the grader has; the server tries it."""

@@ -10,10 +10,8 @@ import sysconfig
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from nodus.core.libraries import GRADER_LIBRARIES
 from nodus.recipes.errors import RewardError
-
-GRADER_MODULES = frozenset({"numpy", "sympy", "regex", "jsonschema", "math_verify", "reasoning_gym", "openenv"})
-"""Third-party modules that every grader has."""
 
 
 def check_imports(label: str, statement: ast.stmt, provided: Collection[str]) -> None:
@@ -44,7 +42,7 @@ def check_imports(label: str, statement: ast.stmt, provided: Collection[str]) ->
 
 
 def _check_module(module: str, where: str, text: str, provided: Collection[str]) -> None:
-    if module in sys.stdlib_module_names or module in GRADER_MODULES or module in provided:
+    if module in sys.stdlib_module_names or module in GRADER_LIBRARIES or module in provided:
         return
     if module == "nodus":
         raise RewardError(
@@ -59,7 +57,8 @@ def _check_module(module: str, where: str, text: str, provided: Collection[str])
     requirement = _installed_requirement(module)
     raise RewardError(
         f"{where}: {text!r}: the grader has no module {module!r}",
-        fix=f'Pass pip=["{requirement}"], or write the reward without it.',
+        fix=f'Pass pip=["{requirement}"], or write the reward without it. The grader has the standard library, '
+        f"{', '.join(list(GRADER_LIBRARIES)[:-1])} and {list(GRADER_LIBRARIES)[-1]}.",
     )
 
 

@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nodus.core.libraries import GRADER_LIBRARIES
 from nodus.recipes.bundling import PackagedReward
-from nodus.recipes.errors import RewardError
+from nodus.recipes.errors import RewardError, RewardNotTried
 
 TIMEOUT_S = 60.0
 REWARD_MODULE = "nodus_reward"
@@ -40,7 +42,13 @@ def fault(stage, error):
     frames = [frame.lineno for frame in trace if frame.filename.endswith("nodus_reward.py")]
     if isinstance(error, SyntaxError) and error.lineno:
         frames = [error.lineno]
-    finish(stage=stage, type=type(error).__name__, message=str(error)[:500], line=frames[-1] if frames else None)
+    finish(
+        stage=stage,
+        type=type(error).__name__,
+        message=str(error)[:500],
+        line=frames[-1] if frames else None,
+        module=getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None,
+    )
 
 try:
     import nodus_reward
@@ -70,6 +78,9 @@ def try_reward(
 ) -> None:
     """Call the reward as the grader will, with an answer for a completion and with an empty one.
 
+    A reward that needs one of the grader's libraries which this machine lacks is not tried: a warning says so, and the
+    server tries it in the same way, in its grader, before anything trains.
+
     Args:
         packaged: The reward.
         answer: One task's answer.
@@ -89,6 +100,15 @@ def try_reward(
     if found["stage"] == "passed":
         return
     where = packaged.origin(found.get("line"))
+    if (module := str(found.get("module")).partition(".")[0]) in GRADER_LIBRARIES:
+        distribution = GRADER_LIBRARIES[module]
+        warnings.warn(
+            f"{where}: {packaged.name}() was not tried on this machine, which has no module {module!r}; the server "
+            f"tries it in its grader before anything trains. To try it here first: pip install {distribution}",
+            RewardNotTried,
+            stacklevel=2,
+        )
+        return
     call = {"answer": f"{packaged.name}({completion[:40]!r}, ...)", "empty": f'{packaged.name}("", ...)'}.get(
         found["stage"], ""
     )

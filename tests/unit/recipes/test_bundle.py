@@ -17,6 +17,7 @@ import pytest
 from nodus.errors import RewardError, TasksError
 from nodus.recipes.bundle import LIMIT_BYTES, check_requirements, make_bundle
 from nodus.recipes.bundling import package_reward
+from nodus.recipes.errors import RewardNotTried
 from nodus.recipes.local_check import try_reward
 from nodus.recipes.tasks import Task
 
@@ -214,6 +215,31 @@ def test_process_that_a_reward_leaves_behind_is_ended(reward_of: RewardOf) -> No
             return 1.0
     """
     assert make_bundle(reward_of(text), TRAIN, TEST).train == 4
+
+
+USES_A_LIBRARY = """
+    def reward(completion, answer):
+        from math_verify import parse, verify
+        return verify(parse(answer), parse(completion))
+"""
+
+
+def test_library_of_the_grader_that_is_here_too_is_used_to_try_the_reward(reward_of: RewardOf) -> None:
+    assert make_bundle(reward_of(USES_A_LIBRARY), TRAIN, TEST).train == 4
+
+
+def test_library_of_the_grader_that_is_not_here_leaves_the_try_to_the_server(
+    reward_of: RewardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    with pytest.warns(
+        RewardNotTried, match=r":\d+: reward\(\) was not tried on this machine, .* 'math_verify'"
+    ) as seen:
+        bundle = make_bundle(reward_of(USES_A_LIBRARY), TRAIN, TEST)
+    assert bundle.train == 4 and "pip install math-verify" in str(seen[0].message)
 
 
 # Packages that go along

@@ -307,7 +307,7 @@ STAYS: dict[str, tuple[str, str, str]] = {
             return Text(completion) == answer
         """,
         ":3: 'from rich.text import Text': the grader has no module 'rich'",
-        'pip=["rich==',
+        "The grader has the standard library, numpy, sympy, regex, jsonschema, math_verify, reasoning_gym and openenv.",
     ),
     "nodus itself": (
         """

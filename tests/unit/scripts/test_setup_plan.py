@@ -79,7 +79,7 @@ def test_complete_machine_needs_no_packages_and_a_cpu_torch(machine: Machine) ->
         "system packages": "none",
         "environment": ".venv",
         "torch": "torch==2.13.0+cpu",
-        "extras": "server,train",
+        "extras": "server,train,environments",
     }
 
 

@@ -177,6 +177,15 @@ class SplitCounts(Model):
     """Held-out tasks."""
 
 
+class GraderFacts(Model):
+    """What grades: verdicts may differ with another."""
+
+    python: str | None = None
+    """Version of Python."""
+    libraries: dict[str, str] = Field(default_factory=dict)
+    """Libraries that rewards may import, with their versions."""
+
+
 class EnvironmentStatus(Model):
     """Whether it can be used."""
 
@@ -192,8 +201,10 @@ class EnvironmentStatus(Model):
     """Image it was built into."""
     splits: SplitCounts | None = None
     """Sizes found."""
+    grader: GraderFacts | None = None
+    """The Python and the libraries that grade; unset where Nodus compares answers itself."""
     checked: str | None = None
-    """Digest of the spec's fields that the last check was about."""
+    """Digest of what the last check was about."""
     conditions: list[Condition] = Field(default_factory=list)
     """Observed conditions (Verified)."""
 

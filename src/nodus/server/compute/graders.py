@@ -27,6 +27,8 @@ class GraderSpec:
         beside: Key of the member whose completions it grades: it runs on that member's host. None where there is no
             member yet, as when tasks are listed: any host will do.
         unsafe: Run it without isolation; the operator asked for that.
+        python: Version of the Python that runs it, such as ``3.12``, one that ``GraderHost.python`` found; None for the
+            host's own.
     """
 
     directory: Path | None
@@ -34,6 +36,7 @@ class GraderSpec:
     memory_bytes: int
     beside: str | None = None
     unsafe: bool = False
+    python: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,17 @@ class GraderHost(Protocol):
 
     async def isolation(self) -> GraderIsolation:
         """Return whether graders can be isolated there now."""
+        ...
+
+    def python(self, version: str | None = None) -> str | None:
+        """Return what a Python there names its compiled modules after; blocks, for threads.
+
+        Args:
+            version: Such as ``3.12``; None for the Python that graders run with where nothing else is asked for.
+
+        Returns:
+            Such as ``cpython-312-x86_64-linux-gnu``; None when there is no Python of that version.
+        """
         ...
 
     def start(self, spec: GraderSpec) -> GraderProcess:

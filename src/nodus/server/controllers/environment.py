@@ -25,6 +25,7 @@ from nodus.core.errors import NodusError
 from nodus.core.kinds import ENVIRONMENT
 from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, BaseController, EventNote, Outcome
 from nodus.server.grading.environments import catalog_status
+from nodus.server.grading.libraries import installed
 from nodus.server.grading.selfcheck import SelfCheckFailed, check
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class EnvironmentController(BaseController):
         try:
             return ActionResult(action.key, action.name, task.result())
         except NodusError as error:
-            return ActionResult(action.key, action.name, {"reason": error.reason}, error.message)
+            message = f"{error.message}. {error.fix}" if error.fix else error.message
+            return ActionResult(action.key, action.name, {"reason": error.reason}, message)
 
     async def gone(self, uid: str) -> None:
         """Stop the check of an Environment that was deleted."""
@@ -115,12 +117,16 @@ class EnvironmentController(BaseController):
     async def _check(self, obj: Object) -> dict[str, Any]:
         # a key of its own: a check that was started before must not release this one's graders
         found = await check(self._grading, obj.name, obj.spec, f"check-{obj.uid}-{secrets.token_hex(4)}")
-        return {"digest": found.digest, "splits": dict(found.splits)}
+        return {"digest": found.digest, "splits": dict(found.splits), "grader": dict(found.grader)}
 
 
 def fingerprint(spec: Mapping[str, Any]) -> str:
-    """Return the digest of the fields that the check is about."""
-    return digest_of({name: spec.get(name) or None for name in _CHECKED_FIELDS})
+    """Return the digest of what the check is about: fields of the spec, and the libraries that grade.
+
+    Another Python or library may grade otherwise, or lack what a reward imports: then an environment is checked again.
+    """
+    fields = {name: spec.get(name) or None for name in _CHECKED_FIELDS}
+    return digest_of(fields if spec["package"].get("catalog") else {**fields, "grader": installed()})
 
 
 def _ready(result: ActionResult, checked: str, now: datetime) -> Outcome:
@@ -132,7 +138,7 @@ def _ready(result: ActionResult, checked: str, now: datetime) -> Outcome:
         "message": "listed the same tasks twice; graded an answer and an empty reply",
         "lastTransitionTime": rfc3339(now),
     }
-    status = {"phase": "Ready", "digest": value["digest"], "splits": value["splits"], "conditions": [verified]}
+    status = {"phase": "Ready", "conditions": [verified], **{key: value[key] for key in ("digest", "splits", "grader")}}
     sizes = ", ".join(f"{count} {split}" for split, count in value["splits"].items())
     return Outcome(
         status={**status, "checked": checked}, events=(EventNote("Normal", "Verified", f"lists {sizes} tasks"),)

@@ -3,7 +3,8 @@
 :class:`~nodus.server.grading.service.GradingService` is the way in; everything else here is a part of it.
 """
 
-from nodus.server.grading.environments import BadBundle, EnvironmentLibrary, ResolvedEnvironment
+from nodus.server.grading.compiled import BadBundle
+from nodus.server.grading.environments import EnvironmentLibrary, ResolvedEnvironment
 from nodus.server.grading.manifests import Manifest, ManifestStore, MemoryManifests, StoredManifests, Task
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path
 
 from nodus.core.errors import NodusError
-
-Platform = str
 
 # cpython-312-x86_64-linux-gnu, cpython-313t-x86_64-linux-gnu, cpython-312-darwin, pypy311-pp73-x86_64-linux-gnu
 _TAGGED = re.compile(r"\.(?P<python>cpython-\d+[a-z]*|pypy\d+-pp\d+|graalpy\w+-\d+-native)-(?P<platform>[\w-]+)\.so$")
@@ -25,9 +22,10 @@ class BadBundle(NodusError):
     reason, status = "BadBundle", 422
 
 
-def own_tag() -> str:
-    """Return what this Python's compiled modules are named after, such as ``cpython-311-x86_64-linux-gnu``."""
-    return str(sysconfig.get_config_var("SOABI"))
+def files_of(directory: Path) -> list[str]:
+    """Return the paths of all files below a directory, relative to it."""
+    paths = (os.path.join(place, name) for place, _, names in os.walk(directory) for name in names)
+    return sorted(os.path.relpath(path, directory) for path in paths)
 
 
 def version_of(tag: str) -> str:
@@ -62,10 +60,10 @@ def needed_python(names: Iterable[str], tag: str, find: Callable[[str], str | No
         if find(version_of(python)) == f"{python}-{platform}":
             return version_of(python)
     example = next(iter(wanted[0].values()))
-    raise BadBundle(_other_python(example, sorted(wanted[0]), tag), fix=_fix(candidates))
+    raise BadBundle(_other_python(example, sorted(wanted[0]), tag), fix=_fix(candidates, tag))
 
 
-def _modules(names: Iterable[str], platform: Platform) -> Mapping[str, Mapping[str, str]]:
+def _modules(names: Iterable[str], platform: str) -> Mapping[str, Mapping[str, str]]:
     """Return, for each compiled module with a tag, the Pythons it is there for on this platform, with its file.
 
     Raises:
@@ -91,7 +89,7 @@ def _modules(names: Iterable[str], platform: Platform) -> Mapping[str, Mapping[s
     for stem, name in foreign.items():
         if stem not in modules:
             raise BadBundle(
-                f"{PurePosixPath(name)} is compiled for another platform than the grader's {platform}",
+                f"{name} is compiled for another platform than the grader's {platform}",
                 fix=f"Vendor wheels for {platform}, or packages without compiled modules.",
             )
     return modules
@@ -99,16 +97,19 @@ def _modules(names: Iterable[str], platform: Platform) -> Mapping[str, Mapping[s
 
 def _other_python(example: str, pythons: list[str], tag: str) -> str:
     built = " or ".join(f"Python {version_of(p)}" if p.startswith("cpython-") else p for p in pythons)
-    own = ".".join(map(str, sys.version_info[:2]))
-    return f"{example} is compiled for {built}, and graders here run Python {own} ({tag})"
+    return f"{example} is compiled for {built}, and graders here run {_shown(tag)}"
 
 
-def _fix(candidates: list[str]) -> str:
-    own = ".".join(map(str, sys.version_info[:2]))
-    build = f"Build the bundle with Python {own} (rl.train: run your program with it)"
+def _fix(candidates: list[str], tag: str) -> str:
+    build = f"Build the bundle with {_shown(tag)} (rl.train: run your program with it)"
     if not candidates:
-        return build + ", or vendor packages without compiled modules."
+        return f"{build}, or vendor packages without compiled modules."
     return f"{build}, or have python{version_of(candidates[0])} on the server's PATH and apply it again."
+
+
+def _shown(tag: str) -> str:
+    own = _OWN_TAG.fullmatch(tag)
+    return f"Python {version_of(own['python'])} on {own['platform']}" if own else tag
 
 
 def _order(python: str) -> tuple[int, str]:

@@ -13,8 +13,6 @@ import hashlib
 import io
 import os
 import shutil
-import sys
-import sysconfig
 import tarfile
 import tempfile
 import zlib
@@ -25,8 +23,10 @@ from typing import Any
 
 from nodus.core.digests import digest_of
 from nodus.core.durations import parse_duration
-from nodus.core.errors import NodusError, Unsupported
+from nodus.core.errors import Unsupported
 from nodus.server.files import sync_directory
+from nodus.server.grading.compiled import BadBundle
+from nodus.server.grading.libraries import installed
 
 MIB = 1024 * 1024
 GRADER_PROTOCOL = 1
@@ -43,12 +43,6 @@ _CATALOG = Path(__file__).resolve().parents[2] / "grader" / "catalog"
 _UNITS = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "K": 1000, "k": 1000, "M": 1000**2, "G": 1000**3}
 
 
-class BadBundle(NodusError):
-    """A source bundle that is not unpacked; the message says what is wrong with it."""
-
-    reason, status = "BadBundle", 422
-
-
 @dataclass(frozen=True, slots=True)
 class ResolvedEnvironment:
     """An Environment at one version, ready to run.
@@ -62,6 +56,7 @@ class ResolvedEnvironment:
         exact_match: The name of its ExactMatch grader when nothing else grades; None for a program.
         timeout_s: Wall limit of one completion.
         memory_bytes: Memory limit of a grader.
+        python: Version of the Python that its compiled modules need, such as ``3.12``; None for the graders' own.
     """
 
     name: str
@@ -72,14 +67,17 @@ class ResolvedEnvironment:
     exact_match: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     memory_bytes: int = DEFAULT_MEMORY_BYTES
+    python: str | None = None
 
 
 def catalog_status(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status of an environment of the catalog: Ready, with its digest and the sizes that it declares."""
+    """Return the status of an environment of the catalog: Ready, with its digest, the sizes it declares, its grader."""
     library = EnvironmentLibrary(Path(), lambda blob: Path(blob))
     declared = spec.get("splits") or {}
     splits = {split: int((declared.get(split) or {}).get("size", 0)) for split in ("train", "test")}
-    return {"phase": "Ready", "digest": library.resolve(name, spec).digest, "splits": splits}
+    resolved = library.resolve(name, spec)
+    grader = {} if resolved.exact_match else {"grader": installed()}
+    return {"phase": "Ready", "digest": resolved.digest, "splits": splits, **grader}
 
 
 class EnvironmentLibrary:
@@ -177,8 +175,7 @@ def unpack_bundle(data: bytes, target: Path) -> None:
     """Unpack a tar.gz of plain files into a directory.
 
     Raises:
-        BadBundle: For anything that is no plain file or directory below the root, for too much of it, and for compiled
-            modules of another Python.
+        BadBundle: For anything that is no plain file or directory below the root, and for too much of it.
     """
     try:
         with gzip.open(io.BytesIO(data)) as stream:
@@ -211,7 +208,7 @@ def _settle(root: Path) -> None:
 
 
 def _unpack(archive: tarfile.TarFile, target: Path) -> None:
-    left_bytes, foreign = UNPACKED_BYTES, []
+    left_bytes = UNPACKED_BYTES
     for count, member in enumerate(archive):
         if count >= BUNDLE_FILES:
             raise BadBundle(f"the bundle has more than {BUNDLE_FILES} files")
@@ -222,8 +219,6 @@ def _unpack(archive: tarfile.TarFile, target: Path) -> None:
         left_bytes -= member.size
         if left_bytes < 0:
             raise BadBundle(f"the bundle unpacks to more than {UNPACKED_BYTES // MIB} MiB")
-        if _is_foreign_module(member.name):
-            foreign.append(member.name)
         source = archive.extractfile(member)
         if source is None:
             raise BadBundle(f"{member.name!r} in the bundle is no plain file")
@@ -231,12 +226,6 @@ def _unpack(archive: tarfile.TarFile, target: Path) -> None:
         with source, place.open("wb") as stream:
             shutil.copyfileobj(source, stream)
         place.chmod(0o644)
-    if foreign:
-        raise BadBundle(
-            f"{foreign[0]} is compiled for another Python than this server's {sys.version_info[0]}."
-            f"{sys.version_info[1]} ({sysconfig.get_config_var('SOABI')})",
-            fix="Build the bundle with that Python, or run the server with the bundle's.",
-        )
 
 
 def _place(member: tarfile.TarInfo, target: Path) -> Path:
@@ -247,14 +236,6 @@ def _place(member: tarfile.TarInfo, target: Path) -> Path:
     if not (member.isreg() or member.isdir()):
         raise BadBundle(f"{member.name!r} in the bundle is a link or a device; only files and directories are allowed")
     return target.joinpath(*path.parts)
-
-
-def _is_foreign_module(name: str) -> bool:
-    """Say whether a file is an extension module that this interpreter cannot load."""
-    tag = PurePosixPath(name).name.split(".", 1)[-1]
-    if not tag.endswith("so") or not tag.startswith("cpython-"):
-        return False
-    return not tag.startswith(str(sysconfig.get_config_var("SOABI")))
 
 
 def _catalog_sources(module: str) -> dict[str, str]:

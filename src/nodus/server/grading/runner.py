@@ -62,7 +62,10 @@ class Runners:
             GraderNotStarted: When that can't be done.
         """
         arguments, memory_bytes = self.arguments(command), self.environment.memory_bytes
-        return self.host.start(GraderSpec(self.environment.directory, arguments, memory_bytes, beside, self.unsafe))
+        what = self.environment
+        return self.host.start(
+            GraderSpec(what.directory, arguments, memory_bytes, beside, self.unsafe, python=what.python)
+        )
 
 
 async def run_once(

@@ -1,18 +1,20 @@
 """The build's self-check: can this environment be trusted to list and grade?
 
 Run once for each version before the Environment becomes Ready, in sandboxes without network, like every run after it:
-the tasks are listed in two processes and must be equal; one answer and an empty reply are graded and must not raise.
+the libraries that its sources import must be there; the tasks are listed in two processes and must be equal; one answer
+and an empty reply are graded and must not raise.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nodus.core.errors import EnvironmentTasksFailed, NodusError
 from nodus.server.grading.environments import ResolvedEnvironment
+from nodus.server.grading.libraries import grader_facts
 from nodus.server.grading.manifests import Manifest, Task
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion
@@ -26,7 +28,7 @@ class SelfCheckFailed(NodusError):
     """A step of the check failed.
 
     Args:
-        step: ``unpack``, ``tasks`` or ``grade``.
+        step: ``unpack``, ``libraries``, ``tasks`` or ``grade``.
         message: What went wrong.
         trace: The environment's traceback.
     """
@@ -45,10 +47,12 @@ class Checked:
     Attributes:
         digest: The environment's digest.
         splits: Split to number of tasks.
+        grader: The Python and the libraries that grade, as ``status.grader`` has them.
     """
 
     digest: str
     splits: Mapping[str, int]
+    grader: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def check(service: GradingService, name: str, spec: Mapping[str, Any], pool_key: str) -> Checked:
@@ -62,19 +66,29 @@ async def check(service: GradingService, name: str, spec: Mapping[str, Any], poo
 
     Raises:
         SelfCheckFailed: With the step that failed and the environment's traceback.
+        GraderLibraryMissing: When it imports one of the graders' libraries, anywhere, and that is not installed.
     """
     try:
         environment = await service.resolve(name, spec)
     except NodusError as error:
         raise SelfCheckFailed("unpack", f"{error.message}{'; ' + error.fix if error.fix else ''}") from error
     try:
+        grader = grader_facts(await _libraries(service, environment), environment.python)
         splits = {split: await _list_twice(service, environment, split) for split in SPLITS}
         if not any(manifest.tasks for manifest in splits.values()):
             raise SelfCheckFailed("tasks", "tasks('train') and tasks('test') are both empty")
         await _grade_two(service, environment, splits, pool_key)
     finally:
         await service.release(pool_key)
-    return Checked(environment.digest, {split: len(manifest.tasks) for split, manifest in splits.items()})
+    sizes = {split: len(manifest.tasks) for split, manifest in splits.items()}
+    return Checked(environment.digest, sizes, grader)
+
+
+async def _libraries(service: GradingService, environment: ResolvedEnvironment) -> dict[str, Any]:
+    try:
+        return await service.libraries(environment)
+    except EnvironmentTasksFailed as error:
+        raise SelfCheckFailed("libraries", error.message, str(error.details.get("traceback", ""))) from error
 
 
 async def _list_twice(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:

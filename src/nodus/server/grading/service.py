@@ -13,12 +13,14 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nodus.core.clock import Clock, SystemClock
 from nodus.core.errors import EnvironmentTasksFailed, GraderFailed, Unavailable
 from nodus.server.compute.graders import GraderHost, GraderIsolation, GraderNotStarted
 from nodus.server.grading import exact_match
+from nodus.server.grading.compiled import files_of, needed_python
 from nodus.server.grading.environments import MIB, EnvironmentLibrary, ResolvedEnvironment
 from nodus.server.grading.manifests import Manifest, ManifestStore
 from nodus.server.grading.pool import GraderPool
@@ -91,8 +93,18 @@ class GradingService:
         await self._host.close()
 
     async def resolve(self, name: str, spec: Mapping[str, Any]) -> ResolvedEnvironment:
-        """Return an Environment ready to run; see :meth:`EnvironmentLibrary.resolve`."""
-        return await asyncio.to_thread(self.library.resolve, name, spec)
+        """Return an Environment ready to run, with the Python it needs; see :meth:`EnvironmentLibrary.resolve`.
+
+        Raises:
+            BadBundle: Also when its compiled modules are for a Python that graders don't have.
+        """
+        return await asyncio.to_thread(lambda: self._with_python(self.library.resolve(name, spec)))
+
+    def _with_python(self, environment: ResolvedEnvironment) -> ResolvedEnvironment:
+        if environment.directory is None or (own := self._host.python()) is None:
+            return environment
+        version = needed_python(files_of(environment.directory), own, self._host.python)
+        return replace(environment, python=version)
 
     async def isolation(self) -> GraderIsolation:
         """Return whether graders can be isolated now."""
@@ -121,6 +133,22 @@ class GradingService:
             finally:
                 self._making.pop(key, None)  # who waits has the lock; who comes later finds what is kept
         return Manifest.from_json(*key, kept)
+
+    async def libraries(self, environment: ResolvedEnvironment) -> dict[str, Any]:
+        """Return what the runner says of Python and libraries in this environment's sandbox; nothing of it is run.
+
+        Raises:
+            EnvironmentTasksFailed: When the runner cannot be run, or not to its end.
+        """
+        try:
+            lines = await run_once(await self._runners(environment), ["libraries"], TASKS_TIMEOUT_S, MIB)
+        except (RunnerFailed, GraderNotStarted, OSError) as error:
+            trace = getattr(error, "trace", "")
+            raise EnvironmentTasksFailed(
+                f"the libraries of environment {environment.name}@{environment.version} could not be listed: {error}",
+                details={"traceback": trace} if trace else None,
+            ) from error
+        return lines[0] if lines and isinstance(lines[0], dict) else {}
 
     async def list_tasks(
         self, environment: ResolvedEnvironment, split: str, seed: int, *, answers: bool | None = None

@@ -74,6 +74,9 @@ class FakeHost:
     async def isolation(self) -> GraderIsolation:
         return GraderIsolation()
 
+    def python(self, version: str | None = None) -> str | None:
+        return None
+
     def start(self, spec: GraderSpec) -> FakeGrader:
         if self.refuses:
             raise GraderNotStarted(self.refuses)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 from nodus.server.compute.graders import GraderIsolation, GraderNotStarted, GraderSpec
-from nodus.server.compute.local import cgroups
+from nodus.server.compute.local import cgroups, pythons
 from nodus.server.compute.local.gradersandbox import grader_sandbox
 from nodus.server.compute.local.probe import Isolation, probe
 from nodus.server.compute.local.sandbox import SandboxProcess, launch
@@ -59,6 +59,11 @@ class LocalGraders:
             found = await asyncio.to_thread(self._check)
             self._isolation = GraderIsolation(found.problems, found.fix)
         return self._isolation
+
+    def python(self, version: str | None = None) -> str | None:
+        """Return what a Python of this machine names its compiled modules after; None when there is none of it."""
+        found = pythons.own() if version is None else pythons.find(version)
+        return None if found is None else found.tag
 
     def start(self, spec: GraderSpec) -> LocalGrader:
         """Start a grader. Which member it should be beside doesn't matter: there is one machine, and all are on it.

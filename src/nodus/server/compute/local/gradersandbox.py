@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodus.server.compute.graders import GraderSpec
+from nodus.server.compute.local import pythons
 from nodus.server.compute.local.mounts import (
     IDENTITY_FILES,
     Mount,
-    interpreter,
     interpreter_mounts,
     package_root,
-    site_packages,
     system_mounts,
 )
+from nodus.server.compute.local.pythons import Python
 from nodus.server.compute.local.sandboxspec import MIB, SandboxSpec
 
 _INSIDE_NODUS = "/opt/nodus"
 _INSIDE_ENVIRONMENT = "/opt/environment"
-_INSIDE_PACKAGES = "/opt/python/lib/python{}.{}/site-packages"
+_INSIDE_PACKAGES = "/opt/python/lib/python{}/site-packages"
 _ADDRESS_SPACE_FACTOR = 8  # numpy and friends reserve far more than they touch
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -46,10 +45,16 @@ def grader_sandbox(spec: GraderSpec, output_fd: int, lifeline_fd: int) -> Sandbo
         spec: What it runs; ``unsafe`` gives host paths.
         output_fd: The private descriptor of its results.
         lifeline_fd: The read end of a pipe that the server holds the other end of.
+
+    Raises:
+        OSError: When the Python it asks for is no longer there.
     """
-    view = _host_view(spec) if spec.unsafe else _sandbox_view(spec)
+    python = pythons.own() if spec.python is None else pythons.find(spec.python)
+    if python is None:
+        raise OSError(f"no python{spec.python} is on the server's PATH any more")
+    view = _host_view(spec, python) if spec.unsafe else _sandbox_view(spec, python)
     # -S and -P: nothing is imported that was not named; not -I, which would ignore PYTHONHASHSEED
-    argv = [interpreter(), "-S", "-s", "-P", "-B", f"{view.nodus}/nodus/grader", "--path", view.environment]
+    argv = [python.program, "-S", "-s", "-P", "-B", f"{view.nodus}/nodus/grader", "--path", view.environment]
     argv += ["--output-fd", str(output_fd), "--lifeline-fd", str(lifeline_fd)]
     for directory in view.packages:
         argv += ["--library", directory]
@@ -57,8 +62,8 @@ def grader_sandbox(spec: GraderSpec, output_fd: int, lifeline_fd: int) -> Sandbo
     return SandboxSpec(
         argv=(*argv, *spec.arguments),
         env={**_ENVIRONMENT, **extra},
-        mounts=(*system_mounts(), *interpreter_mounts(), *view.mounts),
-        tmpfs={"/tmp": 64 * MIB, "/dev/shm": 16 * MIB},
+        mounts=(*system_mounts(), *interpreter_mounts(python.prefix, python.program), *view.mounts),
+        tmpfs={"/tmp": 64 * MIB, "/dev/shm": 16 * MIB, **dict.fromkeys(view.hidden, 4096)},
         files=IDENTITY_FILES,
         hostname="grader",
         init=False,
@@ -78,20 +83,24 @@ class _View:
     environment: str
     packages: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
-def _sandbox_view(spec: GraderSpec) -> _View:
+def _sandbox_view(spec: GraderSpec, python: Python) -> _View:
     mounts = [Mount(str(Path(package_root(), "nodus", "grader")), f"{_INSIDE_NODUS}/nodus/grader")]
     if spec.directory is not None:
         mounts.append(Mount(str(spec.directory), _INSIDE_ENVIRONMENT))
     packages: list[str] = []
-    for number, directory in enumerate(site_packages()):
+    hidden: list[str] = []
+    for number, directory in enumerate(python.packages):
         # ends in site-packages: some libraries decide by that whether a module is importable
-        inside = _INSIDE_PACKAGES.format(*sys.version_info[:2]) + (f"-{number}" if number else "")
+        inside = _INSIDE_PACKAGES.format(python.version) + (f"-{number}" if number else "")
         packages.append(inside)
         mounts.append(Mount(directory, inside))
-    return _View(_INSIDE_NODUS, _INSIDE_ENVIRONMENT, tuple(packages), tuple(mounts))
+        if Path(directory, "nodus").is_dir():
+            hidden.append(f"{inside}/nodus")  # an installed server is no library of rewards
+    return _View(_INSIDE_NODUS, _INSIDE_ENVIRONMENT, tuple(packages), tuple(mounts), tuple(hidden))
 
 
-def _host_view(spec: GraderSpec) -> _View:
-    return _View(package_root(), str(spec.directory or _INSIDE_ENVIRONMENT), site_packages())
+def _host_view(spec: GraderSpec, python: Python) -> _View:
+    return _View(package_root(), str(spec.directory or _INSIDE_ENVIRONMENT), python.packages)

@@ -68,14 +68,18 @@ def site_packages() -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.abspath(paths[name]) for name in ("purelib", "platlib")))
 
 
-def interpreter_mounts(*, environment: bool = False) -> tuple[Mount, ...]:
-    """Return the mounts that this Python needs beyond ``system_mounts``, each under its own path.
+def interpreter_mounts(
+    prefix: str | None = None, program: str | None = None, *, environment: bool = False
+) -> tuple[Mount, ...]:
+    """Return the mounts that a Python needs beyond ``system_mounts``, each under its own path.
 
     Args:
+        prefix: Where its standard library is; this Python's when None.
+        program: Its base interpreter; this Python's when None.
         environment: Also the virtual environment (or, without one, nothing more), for programs that import what is
             installed beside the server.
     """
-    prefixes = [os.path.realpath(sys.base_prefix), str(Path(interpreter()).parent)]
+    prefixes = [prefix or os.path.realpath(sys.base_prefix), str(Path(program or interpreter()).parent)]
     if environment:
         prefixes += [os.path.abspath(sys.prefix), *site_packages()]
     return tuple(Mount(path, path) for path in _outermost(prefixes))

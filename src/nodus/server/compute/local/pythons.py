@@ -1,7 +1,7 @@
 """Interpreters for graders on this machine: the server's own, and others that a bundle's compiled modules need.
 
-Another interpreter is one of the operator's: ``python3.12`` in a directory of the server's ``PATH`` that nobody else can
-write. It is asked, once, what it is; what it answers is checked. It brings its own installed libraries.
+Another interpreter is one of the operator's: ``python3.12`` in a directory of the server's ``PATH`` that nobody else
+can write. It is asked, once, what it is; what it answers is checked. It brings its own installed libraries.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def ask(program: str, version: str) -> Python | None:
     """Run an interpreter to learn what it is; None when it does not answer as one of that version."""
     try:
         done = subprocess.run(
-            [program, "-I", "-S", "-c", _ASK],
+            [program, "-I", "-c", _ASK],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,
