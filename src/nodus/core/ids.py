@@ -30,6 +30,11 @@ def generated_name(prefix: str) -> str:
     return prefix[:57] + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(5))
 
 
+def slug(text: str, fallback: str = "nodus") -> str:
+    """Return a text as a name: lower case, dashes for what is no letter or digit, at most 63 characters."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-") or fallback
+
+
 def name_problem(name: str) -> str | None:
     """Say what is wrong with an object name, or None when it is a DNS label of at most 63 characters."""
     if _DNS_LABEL.fullmatch(name):

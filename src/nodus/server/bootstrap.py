@@ -9,27 +9,28 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodus.core import roles
 from nodus.core.clock import Clock
-from nodus.core.ids import generated_name
-from nodus.core.kinds import API_KEY, PROJECT
+from nodus.core.ids import generated_name, slug
+from nodus.core.kinds import API_KEY, MEMBER, ORGANIZATION, PROJECT
 from nodus.server import catalog, parts
-from nodus.server.api.auth import CREATED_BY
-from nodus.server.kinds import admission_of
-from nodus.server.kinds.base import Draft
+from nodus.server.api.auth import CREATED_BY, user_of
+from nodus.server.kinds.identity import make_key
 from nodus.server.metrics import Metrics
 from nodus.server.services import Services
 from nodus.server.settings import Settings
 from nodus.server.signing import Signer
-from nodus.server.store import Store, objects
-from nodus.server.store.context import lock_objects
+from nodus.server.store import Object, Store, audit, keys, objects
+from nodus.server.store.context import lock_objects, org_of
 from nodus.server.store.housekeeping import keep_house
+from nodus.server.store.object import owner_reference
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 KEY_FILE = "keys.json"
 PROJECTS = ("default", "nodus")
-ADMIN_USER = "usr_admin"
+ADMIN_MEMBER = "admin"
 LOW_DISK_BYTES = 512 * 2**20
 
 
@@ -61,6 +62,7 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         parts.build(services)
         services.checks["disk"] = lambda: low_disk(settings.data_dir)
         store.write_sync(ensure_projects)
+        store.write_sync(ensure_identity, services)
         store.write_sync(catalog.load, services, catalog.read_catalog())
         key = store.write_sync(issue_admin_key, services) if issue_key or not keyed else None
     except BaseException:
@@ -106,23 +108,39 @@ def ensure_projects(conn: Connection) -> None:
             objects.create(conn, PROJECT, None, name, {}, status={"phase": "Active"})
 
 
-def issue_admin_key(conn: Connection, services: Services) -> str:
-    """Create an APIKey that may do everything and return the key; only its hash is stored."""
+def ensure_identity(conn: Connection, services: Services) -> None:
+    """Create the organization's object and its first Owner, who gets the keys of before there were members."""
     lock_objects(conn)
-    name = "admin" if objects.find(conn, API_KEY, None, "admin") is None else generated_name("admin-")
-    spec = {"scopes": ["*"], "projects": [], "description": "made by `nodus up`"}
-    draft = Draft(
-        kind=API_KEY, project=None, name=name, generate_name=None, labels={CREATED_BY: ADMIN_USER}, annotations={},
-        finalizers=[], spec=spec, model=None, user=ADMIN_USER,
-    )  # fmt: skip
-    admission = admission_of(API_KEY)
-    model = admission.prepare(draft)
-    assert model is not None
-    admission.admit(conn, services, draft, model)
-    draft.raise_causes()
-    obj = objects.create(conn, API_KEY, None, name, draft.spec, labels=draft.labels, status=draft.status)
-    admission.stored(conn, services, draft, obj)
-    return str(draft.reply_status["token"])
+    if not objects.list_(conn, ORGANIZATION, None, limit=1).items:
+        name = slug(services.settings.org_name)
+        objects.create(conn, ORGANIZATION, None, name, {}, status={"phase": "Active"}, uid=org_of(conn))
+    owner = _first_owner(conn)
+    for uid in keys.adopt(conn, owner.uid):
+        key = objects.get_by_uid(conn, uid)
+        spec = {name: value for name, value in key.spec.items() if value is not None}
+        spec = {"scopes": [roles.ANY], **spec, "member": owner.name}
+        objects.update(conn, key, spec=spec, owner_references=[owner_reference(owner)])
+
+
+def _first_owner(conn: Connection) -> Object:
+    """The Owner whom keys made on the server's own machine belong to; one is made where there is none."""
+    owners = objects.list_(conn, MEMBER, None, fields={"spec.role": "Owner"}).items
+    if owners:
+        return next((owner for owner in owners if owner.name == ADMIN_MEMBER), owners[0])
+    name = ADMIN_MEMBER if objects.find(conn, MEMBER, None, ADMIN_MEMBER) is None else generated_name("owner-")
+    return objects.create(conn, MEMBER, None, name, {"role": "Owner"}, status={"phase": "Active"})
+
+
+def issue_admin_key(conn: Connection, services: Services) -> str:
+    """Create an APIKey of the first Owner that may do everything and return the key; only its hash is stored."""
+    lock_objects(conn)
+    owner = _first_owner(conn)
+    spec = {"scopes": [roles.ANY], "projects": [], "member": owner.name, "description": "made by `nodus up`"}
+    name = owner.name if objects.find(conn, API_KEY, None, owner.name) is None else f"{owner.name}-"
+    obj, key = make_key(conn, services, name, spec, labels={CREATED_BY: user_of(owner)})
+    target = audit.Target(API_KEY.name, obj.name, uid=obj.uid)
+    audit.record(conn, audit.Actor(user_of(owner), "nodus up"), "create", target)
+    return key
 
 
 @contextlib.asynccontextmanager

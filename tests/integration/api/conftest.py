@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from nodus.core.clock import FakeClock
-from nodus.core.kinds import API_KEY, KINDS
+from nodus.core.kinds import API_KEY, KINDS, MEMBER
 from nodus.server import bootstrap
 from nodus.server.api.app import create_app
 from nodus.server.services import Services
@@ -172,8 +172,8 @@ def anonymous(app: Any) -> Api:
 def with_key(app: Any, services: Services) -> Callable[..., Api]:
     """A client whose key has just these scopes and projects: ``with_key("jobs:read", projects=["a"])``."""
 
-    def make(*scopes: str, projects: list[str] | None = None, name: str = "limited") -> Api:
-        spec = {"scopes": list(scopes), "projects": projects or []}
+    def make(*scopes: str, projects: list[str] | None = None, name: str = "limited", member: str = "admin") -> Api:
+        spec = {"scopes": list(scopes), "projects": projects or [], "member": member}
         return Api(app, services.store.write_sync(_issue, services, name, spec))
 
     return make
@@ -181,9 +181,10 @@ def with_key(app: Any, services: Services) -> Callable[..., Api]:
 
 def _issue(conn: Any, services: Services, name: str, spec: dict[str, Any]) -> str:
     hashed_key = "nodus_" + name
-    obj = objects.create(conn, API_KEY, None, name, spec, status={"phase": "Active"})
+    owner = objects.get(conn, MEMBER, None, spec["member"])
+    obj = objects.create(conn, API_KEY, None, name, spec, status={"phase": "Active"}, owner=owner)
     hashed = services.signer.hash_api_key(hashed_key)
-    keys.add(conn, obj.uid, hashed.digest, hashed.key_version)
+    keys.add(conn, obj.uid, hashed.digest, hashed.key_version, owner.uid)
     return hashed_key
 
 

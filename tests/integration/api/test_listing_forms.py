@@ -72,7 +72,7 @@ async def test_table_of_one_object_and_of_none(api: Api, put: Callable[..., Obje
 
 async def test_every_kind_renders_its_example_as_a_row(api: Api, put: Callable[..., Object]) -> None:
     for kind in KINDS.values():
-        if kind.name == "Event":
+        if kind.name in ("Event", "AuditEvent"):
             continue
         put(kind.name, "example", dict(kind.example.get("spec", {})))
         base = V1 if kind.version == "v1" else BETA

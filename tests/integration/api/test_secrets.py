@@ -134,14 +134,16 @@ async def test_key_is_shown_once_and_works(api: Api, app: Any) -> None:
     assert (await Api(app, token).call("GET", JOBS)).status_code == 200
 
 
-async def test_replayed_creation_of_a_key_does_not_show_it_again(api: Api) -> None:
+async def test_replayed_creation_of_a_key_gives_it_again_from_a_sealed_record(api: Api, services: Services) -> None:
     body = {"metadata": {"name": "ci"}, "spec": {"scopes": ["jobs:read"]}}
     first = await api.ok("POST", KEYS, json=body, headers={"Idempotency-Key": "k"})
     replayed = await api.call("POST", KEYS, json=body, headers={"Idempotency-Key": "k"})
 
     assert replayed.headers["Idempotent-Replayed"] == "true"
-    assert "token" not in replayed.json()["status"]
-    assert first["status"]["token"] not in replayed.text
+    assert replayed.json()["status"]["token"] == first["status"]["token"]
+    kept = services.store.read_sync(lambda conn: conn.execute(text("SELECT body, sealed FROM idempotency")).one())
+    assert kept.sealed
+    assert first["status"]["token"].encode() not in kept.body
 
 
 async def test_deleted_key_is_refused_at_once(api: Api, app: Any) -> None:

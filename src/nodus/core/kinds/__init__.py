@@ -5,16 +5,22 @@ from __future__ import annotations
 from nodus.core.errors import NotFound
 from nodus.core.kinds.base import Column, Kind, Model
 from nodus.core.kinds.environment import ENVIRONMENT
+from nodus.core.kinds.identity import API_KEY, AUDIT_EVENT, MEMBER, SERVICE_ACCOUNT, SSH_KEY
 from nodus.core.kinds.job import ATTEMPT, JOB
-from nodus.core.kinds.organization import API_KEY, EVENT, OFFERING, PROJECT
+from nodus.core.kinds.organization import EVENT, OFFERING, ORGANIZATION, PROJECT
 from nodus.core.kinds.storage import SECRET, VOLUME
 from nodus.core.kinds.training import TRAINING_JOB, TRAINING_RUNTIME
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
+        ORGANIZATION,
         PROJECT,
+        MEMBER,
         API_KEY,
+        SERVICE_ACCOUNT,
+        SSH_KEY,
+        AUDIT_EVENT,
         SECRET,
         VOLUME,
         ENVIRONMENT,
@@ -46,13 +52,18 @@ def find_kind(word: str) -> Kind:
 __all__ = [
     "API_KEY",
     "ATTEMPT",
+    "AUDIT_EVENT",
     "ENVIRONMENT",
     "EVENT",
     "JOB",
     "KINDS",
+    "MEMBER",
     "OFFERING",
+    "ORGANIZATION",
     "PROJECT",
     "SECRET",
+    "SERVICE_ACCOUNT",
+    "SSH_KEY",
     "TRAINING_JOB",
     "TRAINING_RUNTIME",
     "VOLUME",

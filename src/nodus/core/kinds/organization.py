@@ -1,4 +1,4 @@
-"""Project, APIKey, Event and Offering: kinds of the whole organization."""
+"""Organization, Project, Event and Offering: kinds of the whole organization."""
 
 from __future__ import annotations
 
@@ -6,14 +6,52 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nodus.core.kinds.base import AGE, NAME, READ_VERBS, USD, Column, Kind, Model, dollars, joined
+from nodus.core.kinds.base import AGE, NAME, READ_VERBS, USD, Column, Kind, Model, dollars
+
+
+class OrganizationSpec(Model):
+    """Everything one server holds."""
+
+    display_name: str | None = Field(default=None, min_length=1, max_length=128)
+    """Name for people; what the operator set as `org_name` when left out."""
+
+
+class OrganizationStatus(Model):
+    """State of an organization."""
+
+    phase: Literal["Active"] | None = None
+    """Active."""
+
+
+ORGANIZATION = Kind(
+    name="Organization",
+    plural="organizations",
+    singular="organization",
+    short_names=("org",),
+    version="v1",
+    scope="Org",
+    spec_model=OrganizationSpec,
+    status_model=OrganizationStatus,
+    summary="The organization of this server: its members, projects and keys. There is one.",
+    columns=(NAME, Column("Display-Name", "spec.displayName", description="Name for people"), AGE),
+    verbs=("get", "list", "patch", "update", "watch"),
+    phases={"Active": ()},
+    example={
+        "apiVersion": "nodus.dev/v1",
+        "kind": "Organization",
+        "metadata": {"name": "nodus"},
+        "spec": {"displayName": "Acme Research"},
+    },
+)
 
 
 class ProjectSpec(Model):
     """A namespace for objects."""
 
-    display_name: str | None = None
+    display_name: str | None = Field(default=None, max_length=128)
     """Name for people."""
+    description: str | None = Field(default=None, max_length=256)
+    """For people."""
 
 
 class ProjectStatus(Model):
@@ -35,60 +73,6 @@ PROJECT = Kind(
     columns=(NAME, Column("Phase", "status.phase", description="State"), AGE),
     phases={"Active": ("Terminating",), "Terminating": ()},
     example={"apiVersion": "nodus.dev/v1", "kind": "Project", "metadata": {"name": "research"}, "spec": {}},
-)
-
-
-class APIKeySpec(Model):
-    """What a key may do."""
-
-    scopes: list[str] = Field(default_factory=lambda: ["*"])
-    """``<plural>:read``, ``<plural>:write`` or ``*``."""
-    projects: list[str] = Field(default_factory=list)
-    """Projects it sees; all when empty."""
-    expires: str | None = None
-    """RFC 3339 time after which it is refused."""
-    description: str | None = None
-    """For people."""
-
-
-class APIKeyStatus(Model):
-    """What is known of a key; the key itself is shown once, in the reply that creates it."""
-
-    phase: Literal["Active", "Expired", "Revoked"] | None = None
-    """Active, Expired or Revoked."""
-    token: str | None = None
-    """The key, only in the reply that creates it."""
-    prefix: str | None = None
-    """Its first characters, to recognise it by."""
-    last_used_time: str | None = None
-    """When it was last used."""
-
-
-API_KEY = Kind(
-    name="APIKey",
-    plural="apikeys",
-    singular="apikey",
-    version="v1",
-    scope="Org",
-    spec_model=APIKeySpec,
-    status_model=APIKeyStatus,
-    summary="A credential with scopes, projects and an expiry.",
-    columns=(
-        NAME,
-        Column("Phase", "status.phase", description="State"),
-        Column("Prefix", "status.prefix", description="First characters"),
-        Column("Scopes", joined("spec.scopes"), description="What it may do"),
-        Column("Last-Used", "status.lastUsedTime", description="When it was last used"),
-        AGE,
-    ),
-    immutable=("scopes", "projects"),
-    phases={"Active": ("Expired", "Revoked"), "Expired": (), "Revoked": ()},
-    example={
-        "apiVersion": "nodus.dev/v1",
-        "kind": "APIKey",
-        "metadata": {"name": "ci"},
-        "spec": {"scopes": ["trainingjobs:read"], "projects": ["default"]},
-    },
 )
 
 

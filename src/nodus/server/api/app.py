@@ -14,7 +14,7 @@ from nodus._version import __version__
 from nodus.core.errors import Forbidden, NotFound
 from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
-from nodus.server.api import attempt_api, blobs, discovery, openapi, reading, resources
+from nodus.server.api import attempt_api, auditing, blobs, discovery, openapi, reading, resources
 from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
@@ -78,7 +78,10 @@ def _authenticated(services: Services, operation: Operation) -> Route:
         params = dict(request.path_params)
         if "project" in params:
             params["project"] = checked_name(PROJECT, params["project"])
-        return await operation.handler(Call(request, services, principal, params))
+        call = Call(request, services, principal, params)
+        response = await operation.handler(call)
+        await auditing.note_request(call, operation.path, response)
+        return response
 
     return Route(operation.path, endpoint, methods=list(operation.methods))
 

@@ -1,20 +1,23 @@
-"""Who asks, and whether they may: API keys of people and programs, tokens of running attempts.
+"""Who asks: API keys of members and ServiceAccounts, and tokens of running attempts.
 
-An API key's scopes are ``<plural>:read``, ``<plural>:write``, ``*:read``, ``*:write`` or ``*``, in the projects it
-names (all when it names none).
-An attempt's token opens what its own run needs and nothing else; it ends with the attempt.
+What they may do is :mod:`nodus.server.api.principal`'s. An attempt's token opens what its own run needs and nothing
+else; it ends with the attempt, as does a ServiceAccount's key that was bound to one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import hashlib
+import hmac
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from nodus.core import roles
+from nodus.core.clock import rfc3339
 from nodus.core.errors import Forbidden, StoreError, Unauthorized
-from nodus.core.kinds import ATTEMPT, JOB, Kind
+from nodus.core.kinds import ATTEMPT, JOB, KINDS, MEMBER, SERVICE_ACCOUNT
+from nodus.server.api.principal import CATALOG_PROJECT, CREATED_BY, READ_VERBS, AttemptIdentity, Principal
 from nodus.server.services import Services
 from nodus.server.signing import ATTEMPT_PREFIX
 from nodus.server.store import keys, objects
@@ -24,115 +27,22 @@ if TYPE_CHECKING:
 
     from nodus.server.store.objects import Object
 
-CATALOG_PROJECT = "nodus"
-CREATED_BY = "nodus.dev/created-by"
-READ_VERBS = frozenset({"get", "list", "watch"})
+__all__ = [
+    "CATALOG_PROJECT",
+    "CREATED_BY",
+    "READ_VERBS",
+    "AttemptIdentity",
+    "Principal",
+    "Standing",
+    "authenticate",
+    "principal_of",
+    "user_of",
+    "whoami",
+]
+
 _USE_INTERVAL_S = 60.0
-# What an attempt's token may do to the TrainingJob it belongs to: verb, subresource.
-_ATTEMPT_CALLS = frozenset(
-    {("create", "tasks"), ("create", "gradings"), ("create", "taskevents"), ("get", None), ("get", "taskevents")}
-)
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptIdentity:
-    """The attempt that a token belongs to."""
-
-    uid: str
-    name: str
-    project: str
-    job: str
-    epoch: int
-    index: int
-    training_job: str | None
-    """Name of the TrainingJob the Job was compiled from, if any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who a request speaks for."""
-
-    kind: Literal["APIKey", "Attempt"]
-    name: str
-    """Name of the APIKey or Attempt."""
-    uid: str
-    """Uid of the APIKey or Attempt; idempotency keys are scoped to it."""
-    user: str
-    """Value of the created-by label of what it creates."""
-    scopes: tuple[str, ...]
-    projects: tuple[str, ...]
-    """Projects it sees besides the catalog; empty means all."""
-    attempt: AttemptIdentity | None = None
-
-    def sees(self, project: str) -> bool:
-        """Whether the project is in its reach, the catalog included."""
-        return not self.projects or project in self.projects or project == CATALOG_PROJECT
-
-    def require(
-        self, verb: str, kind: Kind, project: str | None, name: str | None = None, sub: str | None = None
-    ) -> None:
-        """Let the call pass or refuse it.
-
-        Args:
-            verb: ``get``, ``list``, ``watch``, ``create``, ``update``, ``patch`` or ``delete``.
-            kind: kind of the object.
-            project: its project; ``None`` for org kinds and for lists over all projects.
-            name: name of the object, where there is one.
-            sub: subresource, where there is one.
-
-        Raises:
-            Forbidden: with the missing scope or the reason.
-        """
-        if self.attempt is not None:
-            self._require_own(verb, kind, project, name, sub)
-            return
-        if project is not None and not self.sees(project):
-            raise Forbidden(
-                f"the key {self.name} does not reach project {project!r}",
-                fix="Use a key of that project.",
-                details={"project": project},
-            )
-        access = "read" if verb in READ_VERBS else "write"
-        scope = f"{kind.plural}:{access}"
-        if not {"*", f"*:{access}", scope} & set(self.scopes):
-            raise Forbidden(
-                f"the key {self.name} lacks the scope {scope}",
-                fix=f"Use a key with the scope {scope}.",
-                details={"missingScope": scope},
-            )
-        if access == "write" and project == CATALOG_PROJECT:
-            raise Forbidden("project nodus is the catalog; it can't be changed", fix="Use a project of your own.")
-
-    def require_project(self, access: Literal["read", "write"], project: str) -> None:
-        """Let a call that belongs to no one kind (blobs) pass, or refuse it.
-
-        Raises:
-            Forbidden: the key doesn't reach the project, or has no scope of that access at all.
-        """
-        scopes = [scope for scope in self.scopes if scope == "*" or scope.endswith(f":{access}")]
-        if self.attempt is not None or not self.sees(project) or not scopes:
-            raise Forbidden(
-                f"{self.name} may not {access} blobs of project {project!r}",
-                fix=f"Use a key of that project with a scope that may {access}.",
-                details={"missingScope": f"volumes:{access}"},
-            )
-        if access == "write" and project == CATALOG_PROJECT:
-            raise Forbidden("project nodus is the catalog; it can't be changed", fix="Use a project of your own.")
-
-    def _require_own(self, verb: str, kind: Kind, project: str | None, name: str | None, sub: str | None) -> None:
-        attempt = self.attempt
-        assert attempt is not None
-        if project == attempt.project:
-            if kind.name == "TrainingJob" and name == attempt.training_job and (verb, sub) in _ATTEMPT_CALLS:
-                return
-            if kind.name == "Job" and name == attempt.job and verb == "get" and sub is None:
-                return
-            if kind.name == "Attempt" and name == attempt.name and verb == "get" and sub is None:
-                return
-        raise Forbidden(
-            f"the attempt {attempt.name} may only call for its own run",
-            details={"missingScope": f"{kind.plural}:{verb}"},
-        )
+_STANDING_S = 10.0
+_LABEL_LENGTH = 63
 
 
 async def authenticate(request: Request, services: Services) -> Principal:
@@ -140,6 +50,7 @@ async def authenticate(request: Request, services: Services) -> Principal:
 
     Raises:
         Unauthorized: no credential, or one that is unknown, expired, revoked, or of a finished attempt.
+        Forbidden: the key reaches no project (any more).
     """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
@@ -148,45 +59,118 @@ async def authenticate(request: Request, services: Services) -> Principal:
             "the request has no API key",
             fix="Log in with `nodus login`, or set NODUS_API_KEY; sent as `Authorization: Bearer KEY`.",
         )
-    if token.startswith(ATTEMPT_PREFIX):
-        principal = await _authenticate_attempt(token, services)
-    else:
-        principal = await _authenticate_key(token, services)
+    principal = await principal_of(token, services)
     request.scope["state"]["user"] = principal.name
     return principal
 
 
+async def principal_of(token: str, services: Services) -> Principal:
+    """Return whose credential a text is.
+
+    Raises:
+        Unauthorized: nobody's (any more).
+        Forbidden: the key reaches no project (any more).
+    """
+    if token.startswith(ATTEMPT_PREFIX):
+        return await _authenticate_attempt(token, services)
+    return await _authenticate_key(token, services)
+
+
 async def _authenticate_key(token: str, services: Services) -> Principal:
-    candidates = [found.digest for found in services.signer.candidate_hashes(token)]
-    found = await services.store.read(_find_key, candidates)
+    candidates = services.signer.candidate_hashes(token)
+    found = await services.store.read(_find_key, [candidate.digest for candidate in candidates])
     if found is None:
         raise Unauthorized(
-            "the API key is not known here", fix="Log in again with `nodus login`, or check NODUS_API_KEY."
+            "the API key is not known here; it may have been revoked",
+            fix="Log in again with `nodus login`, or check NODUS_API_KEY.",
         )
-    obj, record = found
+    obj, record, owner = found
     now = services.clock.now()
     if record.expired(now):
         raise Unauthorized(f"the API key {obj.name} has expired", fix="Create another with `nodus create apikey`.")
-    if record.used_at is None or (now - record.used_at).total_seconds() > _USE_INTERVAL_S:
+    stale = record.key_version != services.signer.current
+    if stale or record.used_at is None or (now - record.used_at).total_seconds() > _USE_INTERVAL_S:
         with contextlib.suppress(StoreError):  # a full disk must not keep anybody from reading
             await services.store.write(keys.used, obj.uid)
-    return Principal(
-        kind="APIKey",
-        name=obj.name,
-        uid=obj.uid,
-        user=obj.labels.get(CREATED_BY) or f"usr_{obj.name}",
-        scopes=tuple(obj.spec.get("scopes", ["*"])),
-        projects=tuple(obj.spec.get("projects", [])),
-    )
+            if stale:  # shown for the first time since the master key was rotated
+                await services.store.write(keys.rehash, obj.uid, candidates[0].digest, candidates[0].key_version)
+    return _principal(obj, record, owner)
 
 
-def _find_key(conn: Connection, digests: list[str]) -> tuple[Object, keys.KeyRecord] | None:
-    """The key with one of these HMACs. The index compares HMACs, so the time it takes says nothing about a key."""
-    record = keys.find(conn, digests)
-    obj = objects.find_by_uid(conn, record.uid) if record is not None else None
-    if record is None or obj is None or obj.deleted_at is not None:
+def _find_key(conn: Connection, digests: list[str]) -> tuple[Object, keys.KeyRecord, Object] | None:
+    """The key with one of these HMACs, and whose it is.
+
+    The index compares HMACs, so the time it takes says nothing about a key.
+    """
+    found = keys.find(conn, digests)
+    if found is None:
         return None
-    return obj, record
+    obj, record = found
+    owner = objects.find_by_uid(conn, record.owner)
+    if obj.deleted_at is not None or owner is None or owner.deleted_at is not None:
+        return None
+    if not any(hmac.compare_digest(record.digest, digest) for digest in digests):
+        return None
+    attempt = obj.spec.get("attempt")
+    if attempt is not None and not _is_going(objects.find(conn, ATTEMPT, owner.project, str(attempt)), obj):
+        return None
+    return obj, record, owner
+
+
+def _is_going(attempt: Object | None, key: Object) -> bool:
+    """Whether the attempt that a key was bound to still runs; another one of the same name does not count."""
+    if attempt is None or attempt.deleted_at is not None or ATTEMPT.is_terminal(attempt.status.get("phase")):
+        return False
+    return any(reference["uid"] == attempt.uid for reference in key.owner_references)
+
+
+def _principal(obj: Object, record: keys.KeyRecord, owner: Object) -> Principal:
+    scopes = tuple(obj.spec.get("scopes") or ())
+    own = tuple(obj.spec.get("projects") or ())
+    if owner.kind == SERVICE_ACCOUNT.name:
+        bound = owner.spec.get("scopes", [roles.ANY])
+        return Principal(
+            kind="ServiceAccount", name=obj.name, uid=obj.uid, user=user_of(owner),
+            scopes=tuple(roles.common_scopes(scopes, bound)), projects=(str(owner.project),),
+            key_projects=(str(owner.project),), role=roles.SERVICE_ACCOUNT, expires_at=record.expires_at,
+        )  # fmt: skip
+    return Principal(
+        kind="APIKey", name=obj.name, uid=obj.uid, user=user_of(owner), scopes=scopes,
+        projects=_reach(obj, owner), key_projects=own, role=str(owner.spec.get("role", "Developer")),
+        member=owner.name, email=owner.spec.get("email"), expires_at=record.expires_at,
+    )  # fmt: skip
+
+
+def _reach(key: Object, member: Object) -> tuple[str, ...]:
+    """The projects that key and member both reach; empty means all.
+
+    Raises:
+        Forbidden: there is none left.
+    """
+    own, allowed = key.spec.get("projects") or [], member.spec.get("projects") or []
+    if not own or not allowed:
+        return tuple(own or allowed)
+    both = tuple(project for project in own if project in allowed)
+    if not both:
+        raise Forbidden(
+            f"the key {key.name} reaches {', '.join(own)} and its member {member.name} only {', '.join(allowed)}",
+            fix="Create a key for a project that the member reaches.",
+        )
+    return both
+
+
+def user_of(owner: Object) -> str:
+    """The created-by label of what a Member or ServiceAccount makes."""
+    if owner.kind == MEMBER.name:
+        return f"usr_{owner.name}"
+    text = f"sa_{owner.project}_{owner.name}"
+    if len(text) <= _LABEL_LENGTH:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{text[: _LABEL_LENGTH - 9]}_{digest}"
+
+
+# Attempts -----------------------------------------------------------------------------------------------------
 
 
 async def _authenticate_attempt(token: str, services: Services) -> Principal:
@@ -201,7 +185,7 @@ async def _authenticate_attempt(token: str, services: Services) -> Principal:
         kind="Attempt",
         name=identity.name,
         uid=identity.uid,
-        user=f"attempt_{identity.name}"[:63],
+        user=f"attempt_{identity.name}"[:_LABEL_LENGTH],
         scopes=(),
         projects=(identity.project,),
         attempt=identity,
@@ -234,15 +218,51 @@ def _training_job(attempt: Object, job: Object | None) -> str | None:
     return None
 
 
+# Long answers -------------------------------------------------------------------------------------------------
+
+
+class Standing:
+    """Whether the credential of a long answer (a watch, a followed log) still holds while it goes on.
+
+    Args:
+        request: what the answer answers.
+        services: the server.
+    """
+
+    def __init__(self, request: Request, services: Services) -> None:
+        self._request, self._services = request, services
+        self._checked_s = services.clock.monotonic()
+
+    async def check(self) -> None:
+        """Look again, at most once in ten seconds.
+
+        Raises:
+            Unauthorized: the credential was revoked or has expired.
+            Forbidden: it reaches no project any more.
+        """
+        now_s = self._services.clock.monotonic()
+        if now_s - self._checked_s >= _STANDING_S:
+            self._checked_s = now_s
+            await authenticate(self._request, self._services)
+
+
+# Identity -----------------------------------------------------------------------------------------------------
+
+
 def whoami(principal: Principal, org_uid: str, org_name: str, projects: list[str]) -> dict[str, object]:
     """The body of ``GET /auth/whoami``."""
-    return {
+    plurals = [kind.plural for kind in KINDS.values()]
+    found = {
         "kind": principal.kind,
         "user": principal.user,
         "name": principal.name,
+        "member": principal.member,
+        "email": principal.email,
         "org": org_uid,
         "orgName": org_name,
-        "role": "Owner" if "*" in principal.scopes else "Member",
+        "role": principal.role or principal.kind,
         "projects": projects,
-        "scopes": list(principal.scopes),
+        "scopes": roles.effective_scopes(principal.scopes, principal.role, plurals),
+        "expirationTime": rfc3339(principal.expires_at) if principal.expires_at is not None else None,
     }
+    return {key: value for key, value in found.items() if value is not None}

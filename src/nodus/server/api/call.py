@@ -28,6 +28,8 @@ class Call:
     principal: Principal
     params: dict[str, str]
     """Parameters of the route's path."""
+    audited: bool = False
+    """Its write is in the audit trail, or it wrote nothing."""
 
     @property
     def method(self) -> str:

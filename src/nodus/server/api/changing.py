@@ -11,6 +11,7 @@ from starlette.responses import Response
 from nodus.core.errors import BadRequest, Conflict, UnsupportedMediaType
 from nodus.core.kinds import Kind
 from nodus.core.patches import json_patch, merge_patch
+from nodus.server.api import auditing
 from nodus.server.api.admitting import admit_draft, is_dry_run, preview_of, resolve_draft
 from nodus.server.api.auth import CREATED_BY
 from nodus.server.api.call import Call, checked_name
@@ -80,6 +81,7 @@ class _SpecMoved(Conflict):
 
 def _draft_update(conn: Connection, call: Call, kind: Kind, name: str, change: Callable[[Any], Any]) -> Draft:
     old = find(conn, call, kind, name)
+    admission_of(kind).authorize(conn, call.principal, old)
     after = change(old.to_wire())
     if not isinstance(after, dict):
         raise BadRequest("the patched object is not an object any more")
@@ -140,6 +142,7 @@ def _apply_update(conn: Connection, call: Call, looked_up: Draft, change: Callab
     if spec_changes:
         admission.stored(conn, call.services, draft, obj)
         obj = objects.get_by_uid(conn, obj.uid)
+    auditing.note(conn, call, "patch" if call.method == "PATCH" else "update", draft.kind, obj, old)
     return present(conn, draft.kind, obj)
 
 
@@ -170,7 +173,9 @@ def _delete(
     for key, value in (("uid", obj.uid), ("resourceVersion", str(obj.resource_version))):
         if wanted.get(key) not in (None, value):
             raise Conflict(f'{kind.plural} "{name}" is not the object that was meant: its {key} is {value}')
+    admission_of(kind).authorize(conn, call.principal, obj)
     admission_of(kind).deleting(conn, call.services, obj)
     if not dry_run:
         objects.delete(conn, obj, propagation)
+        auditing.note(conn, call, "delete", kind, obj)
     return obj.uid

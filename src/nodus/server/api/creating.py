@@ -11,7 +11,7 @@ from nodus.core.errors import AlreadyExists, BadRequest, PreconditionFailed
 from nodus.core.ids import generated_name
 from nodus.core.kinds import Kind
 from nodus.core.patches import merge_patch
-from nodus.server.api import idempotent
+from nodus.server.api import auditing, idempotent
 from nodus.server.api.admitting import admit_draft, is_dry_run, preview_of, resolve_draft
 from nodus.server.api.auth import CREATED_BY
 from nodus.server.api.call import Call
@@ -90,11 +90,14 @@ def _create(
     _check_if_match(conn, call, draft)
     obj = _find_same(conn, call.services, draft)
     status = 200 if obj is not None else 201
+    call.audited = True
     if obj is None:
         obj = _store_new(conn, call.services, draft)
+        auditing.note(conn, call, "create", draft.kind, obj)
     wire = present(conn, draft.kind, obj)
     if request is not None:
-        idempotent.complete(conn, request, status, wire)
+        shown = merge_patch(wire, {"status": draft.reply_status}) if draft.reply_status else wire
+        idempotent.complete(conn, call, request, status, shown, sealed=bool(draft.reply_status))
     return status, wire
 
 
@@ -150,7 +153,7 @@ def _store_new(conn: Connection, services: Services, draft: Draft) -> Object:
             break
     obj = objects.create(
         conn, draft.kind, draft.project, name, admission.storable(draft.spec), labels=draft.labels,
-        annotations=draft.annotations, status=draft.status,
+        annotations=draft.annotations, status=draft.status, owner=draft.owner,
     )  # fmt: skip
     if draft.finalizers:
         obj = objects.update(conn, obj, finalizers=draft.finalizers)

@@ -50,12 +50,16 @@ def key_of(call: Call, body: Any) -> Keyed | None:
 
 def begin(conn: Connection, call: Call, request: Keyed) -> Reply | None:
     """Claim the key within the transaction that does the work; the kept answer when there is one."""
-    return idempotency.begin(conn, request.scope, request.key, request.request_hash)
+    sealer = call.services.signer
+    return idempotency.begin(conn, request.scope, request.key, request.request_hash, sealer=sealer)
 
 
-def complete(conn: Connection, request: Keyed, status: int, body: dict[str, Any]) -> None:
-    """Keep the answer, in the transaction that did the work. ``body`` must hold nothing secret."""
-    idempotency.complete(conn, request.scope, request.key, Reply(status, {}, json_bytes(body)))
+def complete(
+    conn: Connection, call: Call, request: Keyed, status: int, body: dict[str, Any], *, sealed: bool = False
+) -> None:
+    """Keep the answer, in the transaction that did the work; ``sealed`` where it holds something secret."""
+    sealer = call.services.signer if sealed else None
+    idempotency.complete(conn, request.scope, request.key, Reply(status, {}, json_bytes(body)), sealer=sealer)
 
 
 def abandon(conn: Connection, request: Keyed) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.clock import rfc3339
+from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.digests import digest_of
-from nodus.core.kinds import API_KEY, EVENT, PROJECT, Kind
+from nodus.core.kinds import API_KEY, Kind
 from nodus.server.api.auth import Principal
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft
 from nodus.server.store import keys
+from nodus.server.store.codec import from_us
+from nodus.server.store.context import now_us
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -22,24 +24,26 @@ if TYPE_CHECKING:
 def present(conn: Connection, kind: Kind, obj: Object) -> dict[str, Any]:
     """An object's wire form as clients get it."""
     wire = admission_of(kind).render(obj.to_wire())
-    if kind is API_KEY:
-        used = keys.last_use(conn, obj.uid)
-        if used is not None:
-            wire = {**wire, "status": {**wire["status"], "lastUsedTime": rfc3339(used)}}
-    return wire
+    return present_key(conn, obj, wire) if kind is API_KEY else wire
+
+
+def present_key(conn: Connection, obj: Object, wire: dict[str, Any]) -> dict[str, Any]:
+    """An APIKey with its last use, and Expired from the moment on that it is."""
+    status = dict(wire["status"])
+    used = keys.last_use(conn, obj.uid)
+    if used is not None:
+        status["lastUsedTime"] = rfc3339(used)
+    ends = status.get("expirationTime")
+    if ends and parse_rfc3339(ends) <= from_us(now_us(conn)):
+        status["phase"] = "Expired"
+    return {**wire, "status": status}
 
 
 def project_filter(principal: Principal, kind: Kind) -> Callable[[Object], bool]:
-    """Which objects the caller may see: those of its projects, events about those, and keys that reach no further."""
-    if not principal.projects:
+    """Which objects of a kind the caller may know of."""
+    if kind.namespaced and not principal.projects:
         return _all
-    if kind is PROJECT:
-        return lambda obj: principal.sees(obj.name)
-    if kind is EVENT:
-        return lambda obj: principal.sees(str(obj.spec.get("involvedObject", {}).get("namespace", "")))
-    if kind is API_KEY:
-        return lambda obj: bool(obj.spec.get("projects")) and all(map(principal.sees, obj.spec["projects"]))
-    return lambda obj: obj.project is None or principal.sees(obj.project)
+    return lambda obj: principal.sees_object(kind, obj)
 
 
 def _all(obj: Object) -> bool:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from nodus.core.kinds import PROJECT, Kind
-from nodus.server.api import tables
+from nodus.core.kinds import AUDIT_EVENT, PROJECT, Kind
+from nodus.server.api import auditing, tables
 from nodus.server.api.call import Call, checked_name, not_found
 from nodus.server.api.http import json_response
 from nodus.server.api.present import present, project_filter
 from nodus.server.store import objects
+from nodus.server.store.audit import AuditPage
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -23,7 +24,10 @@ async def get(call: Call, kind: Kind) -> Response:
     """One object, as JSON or as a one-row Table."""
     name = checked_name(kind, call.params["name"])
     call.principal.require("get", kind, call.project, name)
-    wire = await call.services.store.read(_get, call, kind, name)
+    if kind is AUDIT_EVENT:
+        wire = await auditing.get_event(call, name)
+    else:
+        wire = await call.services.store.read(_get, call, kind, name)
     if tables.wants_table(call.request):
         version = {"resourceVersion": wire["metadata"]["resourceVersion"]}
         return json_response(tables.table(kind, [wire], call.services.clock.now(), version))
@@ -50,7 +54,12 @@ def find(conn: Connection, call: Call, kind: Kind, name: str) -> Object:
 async def list_objects(call: Call, kind: Kind) -> Response:
     """A page of a collection, as a List or as a Table."""
     call.principal.require("list", kind, call.project)
-    wires, page = await call.services.store.read(_list, call, kind)
+    page: objects.Page | AuditPage
+    if kind is AUDIT_EVENT:
+        page = await auditing.list_events(call)
+        wires = page.items
+    else:
+        wires, page = await call.services.store.read(_list, call, kind)
     metadata: dict[str, Any] = {"resourceVersion": str(page.resource_version)}
     if page.continue_:
         metadata["continue"] = page.continue_

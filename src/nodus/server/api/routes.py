@@ -14,8 +14,8 @@ from typing import Any
 from starlette.responses import Response
 
 from nodus.core.errors import MethodNotAllowed, NotFound
-from nodus.core.kinds import JOB, KINDS, TRAINING_JOB, VOLUME, Kind
-from nodus.server.api import attempt_api, streams, volumes
+from nodus.core.kinds import JOB, KINDS, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
+from nodus.server.api import accounts, attempt_api, streams, volumes
 from nodus.server.api.call import Call, kind_of
 
 Schema = Mapping[str, Any]
@@ -173,6 +173,7 @@ SUBRESOURCES: tuple[Subresource, ...] = (
     Subresource("taskevents", "POST", attempt_api.post_taskevents, _TRAINING, body={"type": "object"}),
     Subresource("tasks", "POST", attempt_api.tasks, _TRAINING, body={"type": "object"}),
     Subresource("gradings", "POST", attempt_api.gradings, _TRAINING, body={"type": "object"}),
+    Subresource("tokens", "POST", accounts.mint, (SERVICE_ACCOUNT,), body={"type": "object"}, status=201),
     Subresource("revisions", "GET", _plain(volumes.revisions), (VOLUME,), answer=_ITEMS),
     Subresource(
         "files", "GET", _plain(volumes.files), (VOLUME,), answer=_ITEMS,

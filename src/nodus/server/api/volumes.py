@@ -118,7 +118,7 @@ def _commit_nothing(conn: Connection, call: Call, uid: str, request: idempotent.
         return reply
     answer = {"revision": _commit(conn, uid, [])}
     if request is not None:
-        idempotent.complete(conn, request, 201, answer)
+        idempotent.complete(conn, call, request, 201, answer)
     return answer
 
 

@@ -18,6 +18,7 @@ from nodus.core.errors import BadRequest, NodusError
 from nodus.core.kinds import Kind
 from nodus.core.selectors import parse_selector
 from nodus.server.api import tables
+from nodus.server.api.auth import Standing
 from nodus.server.api.call import Call
 from nodus.server.api.http import json_bytes
 from nodus.server.api.present import project_filter
@@ -130,7 +131,9 @@ async def _live(wanted: _Watch, position: int) -> AsyncIterator[bytes]:
     clock = wanted.call.services.clock
     end_s = clock.monotonic() + wanted.timeout_s if wanted.timeout_s is not None else math.inf
     bookmark_due = False
+    standing = Standing(wanted.call.request, wanted.call.services)
     while True:
+        await standing.check()
         found, position = await feed.after(position, kinds)
         lines = [line for change in found if (line := _line_of(wanted, change)) is not None]
         if lines:

@@ -60,6 +60,8 @@ class Draft:
     """Every mistake found so far."""
     old: Object | None = None
     """The stored object, for updates."""
+    owner: Object | None = None
+    """The object whose deletion deletes a new one."""
     status: dict[str, Any] = field(default_factory=dict)
     """Status to store with a new object."""
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -126,6 +128,9 @@ class Admission(Generic[M]):
 
     def stored(self, conn: Connection, services: Services, draft: Draft, obj: Object) -> None:
         """Write rows beside the object, in the transaction that stored it."""
+
+    def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
+        """Refuse a change or deletion of this very object to somebody whose scopes allow such changes, by raising."""
 
     def deleting(self, conn: Connection, services: Services, obj: Object) -> None:
         """Refuse a deletion by raising a :class:`nodus.core.errors.NodusError`."""

@@ -37,7 +37,7 @@ from nodus.server.store.writer import GroupWriter, Job
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SEQUENCES = ("rv", "pruned", "taskevents")
+_SEQUENCES = ("rv", "pruned", "taskevents", "audit")
 
 
 class Store:

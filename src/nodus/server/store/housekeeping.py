@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 
 from nodus.core.errors import NodusError
-from nodus.server.store import changes, events, idempotency, leases
+from nodus.server.store import audit, changes, events, idempotency, keys, leases, logins
 
 if TYPE_CHECKING:
     from nodus.server.store.engine import Store
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
-_PRUNERS: tuple[Callable[[Connection], int], ...] = (changes.prune, idempotency.prune, events.prune, leases.prune)
+_PRUNERS: tuple[Callable[[Connection], int], ...] = (
+    changes.prune, idempotency.prune, events.prune, leases.prune, logins.prune, audit.prune, keys.mark_expired,
+)  # fmt: skip
 _MAX_BATCHES = 200
 
 

@@ -9,20 +9,24 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
+from nodus.server.store import objects as store_objects
 from nodus.server.store.codec import from_us, to_us
-from nodus.server.store.context import now_us, org_of
-from nodus.server.store.schema import api_keys
+from nodus.server.store.context import lock_objects, now_us, org_of
+from nodus.server.store.object import Object, from_row
+from nodus.server.store.schema import api_keys, object_fields, objects
 
 
 class KeyRecord(NamedTuple):
     """A stored key."""
 
-    uid: str
-    """Of its APIKey object."""
+    digest: str
+    """Its HMAC, as hex."""
     key_version: int
     """Version of the master key that hashed it."""
+    owner: str
+    """Uid of the Member or ServiceAccount it belongs to; empty for a key that nobody has adopted yet."""
     expires_at: datetime | None
     used_at: datetime | None
 
@@ -31,7 +35,23 @@ class KeyRecord(NamedTuple):
         return self.expires_at is not None and self.expires_at <= now
 
 
-def add(conn: Connection, uid: str, digest: str, key_version: int, expires_at: datetime | None = None) -> None:
+_FIND = (
+    select(
+        objects,
+        api_keys.c.digest,
+        api_keys.c.key_version,
+        api_keys.c.owner,
+        api_keys.c.expires_us,
+        api_keys.c.used_us,
+    )
+    .join(api_keys, api_keys.c.uid == objects.c.uid)
+    .where(api_keys.c.digest.in_(bindparam("digests", expanding=True)))
+)
+
+
+def add(
+    conn: Connection, uid: str, digest: str, key_version: int, owner: str, expires_at: datetime | None = None
+) -> None:
     """Store the hash of an APIKey object's key.
 
     Args:
@@ -39,20 +59,30 @@ def add(conn: Connection, uid: str, digest: str, key_version: int, expires_at: d
         uid: of the APIKey object.
         digest: HMAC as hex.
         key_version: of the master key.
+        owner: uid of the Member or ServiceAccount; the key ends with it.
         expires_at: when the key stops working.
     """
-    expires_us = None if expires_at is None else to_us(expires_at)
-    values = {"uid": uid, "org": org_of(conn), "digest": digest, "key_version": key_version, "expires_us": expires_us}
-    conn.execute(insert(api_keys), values)
+    conn.execute(
+        insert(api_keys),
+        {
+            "uid": uid,
+            "org": org_of(conn),
+            "digest": digest,
+            "key_version": key_version,
+            "owner": owner,
+            "expires_us": None if expires_at is None else to_us(expires_at),
+        },
+    )
 
 
-def find(conn: Connection, digests: Sequence[str]) -> KeyRecord | None:
-    """Return the key with one of these hashes (one for each master key), or None when it is unknown."""
-    row = conn.execute(select(api_keys).where(api_keys.c.digest.in_(list(digests)))).first()
+def find(conn: Connection, digests: Sequence[str]) -> tuple[Object, KeyRecord] | None:
+    """Return the APIKey with one of these hashes (one for each master key), or None when it is unknown."""
+    row = conn.execute(_FIND, {"digests": list(digests)}).first()
     if row is None:
         return None
     expires_at = None if row.expires_us is None else from_us(row.expires_us)
-    return KeyRecord(row.uid, row.key_version, expires_at, None if row.used_us is None else from_us(row.used_us))
+    used_at = None if row.used_us is None else from_us(row.used_us)
+    return from_row(row), KeyRecord(row.digest, row.key_version, row.owner or "", expires_at, used_at)
 
 
 def rehash(conn: Connection, uid: str, digest: str, key_version: int) -> None:
@@ -60,9 +90,9 @@ def rehash(conn: Connection, uid: str, digest: str, key_version: int) -> None:
     conn.execute(update(api_keys).where(api_keys.c.uid == uid).values(digest=digest, key_version=key_version))
 
 
-def expire(conn: Connection, uid: str, at: datetime | None = None) -> None:
-    """Make a key stop working, at once or at a time."""
-    when = now_us(conn) if at is None else to_us(at)
+def expire(conn: Connection, uid: str, at: datetime | None) -> None:
+    """Make a key stop working at a time, or at none."""
+    when = None if at is None else to_us(at)
     conn.execute(update(api_keys).where(api_keys.c.uid == uid).values(expires_us=when))
 
 
@@ -75,3 +105,45 @@ def last_use(conn: Connection, uid: str) -> datetime | None:
     """Return when a key was last used (within a minute), or None when it never was."""
     used_us = conn.execute(select(api_keys.c.used_us).where(api_keys.c.uid == uid)).scalar()
     return None if used_us is None else from_us(used_us)
+
+
+def adopt(conn: Connection, owner: str) -> list[str]:
+    """Give the keys without an owner (of before there were members) to one; return their uids."""
+    orphans = select(api_keys.c.uid).where(api_keys.c.owner.is_(None), api_keys.c.org == org_of(conn))
+    found = [str(uid) for uid in conn.execute(orphans).scalars()]
+    if found:
+        conn.execute(update(api_keys).where(api_keys.c.uid.in_(found)).values(owner=owner))
+    return found
+
+
+def versions(conn: Connection) -> dict[int, int]:
+    """Return how many keys each master key hashed, by its version."""
+    query = select(api_keys.c.key_version, func.count()).group_by(api_keys.c.key_version)
+    return {int(version): int(count) for version, count in conn.execute(query)}
+
+
+def hashed_before(conn: Connection, version: int) -> list[str]:
+    """Return the uids of the keys that an older master key than ``version`` hashed."""
+    return [str(u) for u in conn.execute(select(api_keys.c.uid).where(api_keys.c.key_version < version)).scalars()]
+
+
+def mark_expired(conn: Connection, *, batch: int = 200) -> int:
+    """Show keys whose time is over as Expired; return how many there were. They are refused without this."""
+    due = (
+        select(api_keys.c.uid)
+        .join(object_fields, object_fields.c.uid == api_keys.c.uid)
+        .where(
+            api_keys.c.expires_us <= now_us(conn),
+            object_fields.c.path == "status.phase",
+            object_fields.c.value == "Active",
+        )
+        .limit(batch)
+    )
+    found = list(conn.execute(due).scalars())
+    if found:
+        lock_objects(conn)
+    for uid in found:
+        obj = store_objects.find_by_uid(conn, uid)
+        if obj is not None:
+            store_objects.update_status(conn, uid, {**obj.status, "phase": "Expired"})
+    return len(found)

@@ -53,7 +53,7 @@ sequences = Table(
     Column("name", String(63), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""Counters: ``rv`` is the last resourceVersion given out, ``taskevents`` the last task-event number."""
+"""Counters: ``rv`` is the last resourceVersion given out, ``taskevents`` and ``audit`` the last numbers of those."""
 
 objects = Table(
     "objects",
@@ -250,7 +250,54 @@ api_keys = Table(
     Column("key_version", Integer, nullable=False),
     Column("expires_us", BigInteger),
     Column("used_us", BigInteger),
+    # The Member or ServiceAccount; NULL only until the server adopts keys of before there were members.
+    Column("owner", String(36), ForeignKey("objects.uid", ondelete="CASCADE")),
+    Index(None, "owner"),
 )
+
+logins = Table(
+    "logins",
+    metadata,
+    # HMAC of the code that redeems it; nothing that opens anything is stored.
+    Column("digest", String(64), primary_key=True),
+    _org(),
+    # cli: a browser approved; device: a terminal polls; code: proves who approves.
+    Column("kind", String(8), nullable=False),
+    Column("state", String(8), nullable=False),
+    # HMAC of the code a person types, for device.
+    Column("user_digest", String(64), unique=True),
+    # The PKCE challenge, for cli.
+    Column("challenge", String(64)),
+    Column("client", String(253), nullable=False),
+    Column("member", String(36), ForeignKey("objects.uid", ondelete="CASCADE")),
+    # What the key may do at most, as JSON: scopes, projects, and the APIKey that approved, if one did.
+    Column("grant", Text),
+    Column("created_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+    Index(None, "expires_us"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    _org(),
+    Column("at_us", BigInteger, nullable=False),
+    Column("user", String(63), nullable=False),
+    Column("credential", String(63), nullable=False),
+    Column("verb", String(32), nullable=False),
+    Column("kind", String(63), nullable=False),
+    Column("project", String(63), nullable=False),
+    Column("name", String(253), nullable=False),
+    Column("uid", String(36), nullable=False),
+    Column("subresource", String(253), nullable=False),
+    # Paths that changed, as a JSON list; never values.
+    Column("fields", Text, nullable=False),
+    Column("request_id", String(128), nullable=False),
+    Index(None, "org", "project", "seq"),
+    Index(None, "at_us"),
+)
+"""What was written, by whom, append-only; pruned by age and number."""
 
 secret_values = Table(
     "secret_values",
