@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(4
 
 TERMINAL = ("Succeeded", "Failed", "Cancelled")
 STEPS = 4
+LAUNCHER = b"nodus.trainer.torchrun"
 BUNDLE = """
 import time
 
@@ -180,8 +181,8 @@ def verdicts(events: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[Any, .
     return {tuple(e[key] for key in keys): (e["outcome"], e["verdict"], e["reward"]) for e in events}
 
 
-def trainer_pids(name: str) -> list[int]:
-    """Processes of a run's trainer, by the environment variable that every one of them has."""
+def processes(name: str) -> list[tuple[int, list[bytes]]]:
+    """Processes of a run and their arguments, by the environment variable that every one of them has."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -191,9 +192,19 @@ def trainer_pids(name: str) -> list[int]:
             environment = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"nodus.trainer" in command and f"NODUS_TRAINING_JOB={name}".encode() in environment:
-            found.append(int(entry.name))
+        if f"NODUS_TRAINING_JOB={name}".encode() in environment:
+            found.append((int(entry.name), command.split(b"\0")))
     return found
+
+
+def trainer_pids(name: str) -> list[int]:
+    """The trainer itself: what torchrun started, and not torchrun."""
+    return [pid for pid, words in processes(name) if b"nodus.trainer" in words and LAUNCHER not in words]
+
+
+def launcher_pids(name: str) -> list[int]:
+    """The torchrun of a run, once it is more than a shell that waits to become it."""
+    return [pid for pid, words in processes(name) if words[0] == b"python" and LAUNCHER in words]
 
 
 @dataclass(frozen=True)
@@ -233,14 +244,15 @@ def test_killed_server_and_killed_trainer_change_nothing(client: Client, calm: O
         submit(client, name)
     eventually(lambda: client.events("shot", "Metrics"), timeout_s=120)
     client.kill()
-    for pid in trainer_pids("shot"):
-        os.kill(pid, signal.SIGKILL)
+    (trainer,) = trainer_pids("shot")
+    os.kill(trainer, signal.SIGKILL)
     client.start()
 
     assert outcome(client, "serverless") == outcome(client, "shot") == calm
     assert client.run("serverless")["attempts"]["total"] == 1
     assert len(client.events("serverless", "Task")) == len(calm.verdicts)  # nothing was graded twice
     assert client.run("shot")["attempts"]["total"] == 2
+    assert processes("shot") == []
     attempts = {phase: set() for phase in ("Baseline", "Training", "Evaluation")}
     for event in client.events("shot", "Task"):
         attempts[event["phase"]].add(event["attempt"])
@@ -257,7 +269,21 @@ def test_grader_that_cannot_run_ends_the_run_with_its_words(client: Client) -> N
     assert status["attempts"]["total"] == 1  # another try would meet the same grader
     assert {event["outcome"] for event in client.events("ungraded", "Task")} == {"Error"}
     assert "passRate" not in status["summary"]["baseline"]
-    assert trainer_pids("ungraded") == []
+    assert processes("ungraded") == []
+    log = client.http.get("/apis/nodus.dev/v1/namespaces/default/jobs/ungraded/log").text
+    assert log.splitlines()[-2].startswith("nodus.trainer: GraderFailed: "), log[-3000:]  # the launcher adds nothing
+
+
+@pytest.mark.heavy
+def test_killed_launcher_takes_the_trainer_along_and_changes_nothing(client: Client, calm: Outcome) -> None:
+    submit(client, "unlaunched")
+    eventually(lambda: client.events("unlaunched", "Metrics"), timeout_s=120)
+    (launcher,), first = launcher_pids("unlaunched"), trainer_pids("unlaunched")
+    os.kill(launcher, signal.SIGKILL)
+    eventually(lambda: not set(first) & set(trainer_pids("unlaunched")), timeout_s=30)
+    assert outcome(client, "unlaunched") == calm
+    assert client.run("unlaunched")["attempts"]["total"] == 2
+    assert processes("unlaunched") == []
 
 
 @pytest.mark.heavy
@@ -292,7 +318,7 @@ def test_cancelled_and_deleted_runs_leave_no_process(client: Client, calm: Outco
     client.http.patch(path + "cancelled", content='{"spec":{"state":"Cancelled"}}', headers=headers).raise_for_status()
     client.http.delete(path + "deleted").raise_for_status()
     eventually(lambda: client.run("cancelled")["phase"] == "Cancelled", timeout_s=60)
-    eventually(lambda: trainer_pids("cancelled") == trainer_pids("deleted") == [], timeout_s=60)
+    eventually(lambda: processes("cancelled") == processes("deleted") == [], timeout_s=60)
     for plural in ("v1beta1/namespaces/default/trainingjobs", "v1/namespaces/default/jobs"):
         assert client.http.get(f"/apis/nodus.dev/{plural}/deleted").status_code == 404
 
@@ -318,6 +344,6 @@ def test_suspended_and_resumed_run_is_the_same(client: Client, calm: Outcome) ->
     eventually(lambda: client.events("paused", "Metrics"), timeout_s=120)
     client.http.patch(path, content='{"spec":{"state":"Suspended"}}', headers=headers).raise_for_status()
     eventually(lambda: client.run("paused")["phase"] == "Suspended", timeout_s=60)
-    assert trainer_pids("paused") == []
+    assert processes("paused") == []
     client.http.patch(path, content='{"spec":{"state":"Running"}}', headers=headers).raise_for_status()
     assert outcome(client, "paused") == calm

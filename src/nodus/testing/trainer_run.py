@@ -84,11 +84,17 @@ class TrainerRun:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, attempt: str = "att1", **env: str) -> subprocess.Popen[str]:
-        """Start an attempt in a process of its own; its output is in ``<directory>/<attempt>.log``."""
+    def start(self, attempt: str = "att1", *, launcher: Sequence[str] = (), **env: str) -> subprocess.Popen[str]:
+        """Start an attempt in a process of its own; its output is in ``<directory>/<attempt>.log``.
+
+        Args:
+            attempt: The attempt's name.
+            launcher: Arguments of ``python`` that start a launcher, whose own last arguments name the trainer.
+            env: Further environment variables.
+        """
         with (self.directory / f"{attempt}.log").open("w") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "nodus.trainer"],
+                [sys.executable, *launcher, "-m", "nodus.trainer"],
                 env={**os.environ, **self.environ(attempt), **env},
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -7,6 +7,7 @@ import os
 import sys
 
 from nodus.trainer.failures import report
+from nodus.trainer.torchrun import leave_group_of_one
 
 USAGE = """usage: python -m nodus.trainer
 
@@ -25,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train() -> None:
+    leave_group_of_one()
     # Threads that wait for the next kernel spin this short a while. libgomp's own default is a hundred times as long,
     # which costs a third of the step where the cores are shared with graders, a server or another run.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(240)
 
 EVALUATED = {"evaluation": {"baseline": True, "final": True, "minComparisonTasks": 4}}
 DROPOUT = {"lora": {"r": 4, "dropout": 0.2}}
+TORCHRUN = ("-m", "nodus.trainer.torchrun", "--standalone", "--nproc-per-node=1", "--max-restarts=0")
 WAIT_S = 120
 
 
@@ -89,6 +90,24 @@ def test_same_seed_gives_the_same_adapter_and_another_seed_does_not(runs):
             finish(run)
         digests.append(adapter_digest(run))
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_run_under_torchrun_is_the_run_of_a_single_process(runs):
+    digests = []
+    for name, launcher in (("plain", ()), ("launched", TORCHRUN)):
+        run = runs(name, DROPOUT)
+        with run.server(TRAIN, HELD_OUT, letters):
+            # A process group, even of one, would look for this interface and fail.
+            assert run.start(launcher=launcher, GLOO_SOCKET_IFNAME="nowhere0").wait(WAIT_S) == 0, run.log()
+        digests.append(adapter_digest(run))
+    assert digests[0] == digests[1]
+
+
+def test_trainer_that_fails_under_torchrun_has_the_last_word(runs):
+    run = runs(parameters={"batchSize": 0})
+    assert run.start(launcher=TORCHRUN).wait(WAIT_S) == 2
+    assert run.message()["reason"] == "Invalid"
+    assert all(line.startswith(("nodus.trainer: ", "spec.")) for line in run.log().splitlines()), run.log()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
     }
     assert admitted.status["provenance"]["modelRevision"] == commit
     job = admitted.preview["compiledJob"]
-    assert (job["image"], job["command"]) == ("nodus/grpo-lora:2.0.0", ["python", "-m", "nodus.trainer"])
+    assert (job["image"], job["command"][-2:]) == ("nodus/grpo-lora:2.0.0", ["-m", "nodus.trainer"])
+    assert "torchrun --standalone --nproc-per-node=1" in " ".join(job["command"])
     assert job["resources"] == {"cpu": 2, "memory": "8Gi"}
 
 

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from nodus.core.digests import sha256_hex
 from nodus.server.training.compile import Compiled, EnvironmentPin, ModelPin, RuntimePin, compile_job
 from nodus.server.training.resources import Chosen
@@ -47,6 +49,8 @@ SPEC: dict[str, Any] = {
     "parameters": {"steps": 4},
     "maxCostUSD": "5.00",
 }
+TORCHRUN = ["python", "-m", "nodus.trainer.torchrun", "--standalone"]
+LOOPBACK = ["--local-addr=localhost", "--max-restarts=0"]
 CHOSEN = Chosen({"cpu": 2, "memory": "6Gi"}, 0, None)
 
 
@@ -81,7 +85,7 @@ def test_job_and_params_are_these() -> None:
     }
     assert result.job == {
         "image": "nodus/grpo-lora:2.0.0",
-        "command": ["python", "-m", "nodus.trainer"],
+        "command": [*TORCHRUN, "--nproc-per-node=1", *LOOPBACK, "-m", "nodus.trainer"],
         "env": [
             {"name": "HF_DATASETS_OFFLINE", "value": "1"},
             {"name": "HF_HUB_OFFLINE", "value": "1"},
@@ -120,11 +124,31 @@ def test_configuration_digest_is_of_what_a_checkpoint_depends_on() -> None:
     assert compiled(environment=replace(ENVIRONMENT, digest="sha256:" + "9" * 64)).configuration_digest != base
 
 
-def test_several_gpus_are_launched_with_torchrun() -> None:
-    one = compiled(chosen=Chosen({"gpu": {"count": 1}}, 1, None))
-    four = compiled(chosen=Chosen({"gpu": {"count": 4}}, 4, None))
-    assert one.job["command"] == ["python", "-m", "nodus.trainer"]
-    assert four.job["command"] == ["torchrun", "--standalone", "--nproc-per-node=4", "-m", "nodus.trainer"]
+@pytest.mark.parametrize(("gpus", "processes"), [(0, 1), (1, 1), (4, 4)])
+def test_torchrun_starts_a_process_for_each_gpu_and_one_without(gpus: int, processes: int) -> None:
+    command = compiled(chosen=Chosen({}, gpus, None)).job["command"]
+    assert command == [*TORCHRUN, f"--nproc-per-node={processes}", *LOOPBACK, "-m", "nodus.trainer"]
+
+
+@pytest.mark.parametrize(
+    ("command", "launched"),
+    [
+        (["python", "train.py", "--cost", "$5"], ["train.py", "--cost", "$$5"]),  # torchrun makes it $5 again
+        (["python", "-O", "train.py"], ["--no-python", "python", "-O", "train.py"]),
+        (["bash", "train.sh"], ["--no-python", "bash", "train.sh"]),
+    ],
+)
+def test_torchrun_runs_any_command_as_written(command: list[str], launched: list[str]) -> None:
+    own = replace(RUNTIME, spec={**RUNTIME.spec, "command": command})
+    assert compiled(runtime=own).job["command"] == [*TORCHRUN, "--nproc-per-node=1", *LOOPBACK, *launched]
+
+
+def test_image_of_others_has_its_own_torchrun_and_other_launchers_get_none() -> None:
+    foreign = replace(RUNTIME, spec={**RUNTIME.spec, "image": "acme/trainer:1"})
+    assert compiled(runtime=foreign).job["command"][:2] == ["torchrun", "--standalone"]
+    for change in ({"launcher": "Plain"}, {"command": ["torchrun", "--standalone", "train.py"]}):
+        own = replace(RUNTIME, spec={**RUNTIME.spec, **change})
+        assert compiled(runtime=own).job["command"] == own.spec["command"]
 
 
 def test_no_held_out_tasks_means_no_evaluation() -> None:

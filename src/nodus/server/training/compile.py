@@ -24,6 +24,10 @@ PARAMS_DIRECTORY = "/nodus/inputs/params"
 MODEL_PATH = "/nodus/inputs/model"
 STATE_PATH = "/nodus/state"
 OUTPUT_PATH = "/nodus/outputs"
+MANAGED_IMAGES = "nodus/"
+"""Prefix of the images that this installation provides, which have Nodus in them."""
+TORCHRUN_MODULE = "nodus.trainer.torchrun"
+"""torchrun as every managed image has it: it ends as the trainer ended, and leaves the trainer the last word."""
 JOB_LABEL = "nodus.dev/trainingjob"
 BOUND = ("task", "mode", "parameters", "environment", "evaluation", "modelUri", "modelRevision")
 """Keys of `params.json` that the configuration digest covers."""
@@ -209,11 +213,19 @@ def _job(
 
 
 def _command(runtime_spec: Mapping[str, Any], gpus: int) -> list[str]:
+    """The runtime's command, for a Torchrun runtime started by torchrun: one process a GPU, or one without any."""
     command = list(runtime_spec.get("command") or ["python", "-m", "nodus.trainer"])
-    if gpus > 1 and runtime_spec.get("launcher") == "Torchrun" and command[:1] == ["python"]:
-        # One process needs no launcher: torchrun would only import torch twice.
-        return ["torchrun", "--standalone", f"--nproc-per-node={gpus}", *command[1:]]
-    return command
+    if runtime_spec.get("launcher") != "Torchrun" or command[0] == "torchrun":
+        return command
+    managed = str(runtime_spec["image"]).startswith(MANAGED_IMAGES)
+    launcher = ["python", "-m", TORCHRUN_MODULE] if managed else ["torchrun"]
+    # A sandbox has loopback only, and its host name resolves to nothing. Restarts are Nodus's: a new Attempt.
+    launcher += ["--standalone", f"--nproc-per-node={max(1, gpus)}", "--local-addr=localhost", "--max-restarts=0"]
+    # torchrun reads its workers' arguments as templates, in which `$$` is a dollar.
+    arguments = [argument.replace("$", "$$") for argument in command[1:]]
+    if command[0] == "python" and arguments and (arguments[0] == "-m" or not arguments[0].startswith("-")):
+        return [*launcher, *arguments]
+    return [*launcher, "--no-python", command[0], *arguments]
 
 
 def _env(model: ModelPin | None) -> list[dict[str, str]]:
