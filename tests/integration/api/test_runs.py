@@ -106,7 +106,7 @@ async def test_followed_log_waits_for_the_run_and_goes_on_to_the_next_attempt(
     api: Api, logs: Logs, services: Services, run: Callable[..., list[Object]], put: Callable[..., Object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("nodus.server.api.streams.NEXT_ATTEMPT_S", 0.01)
+    monkeypatch.setattr("nodus.server.api.runlogs.NEXT_ATTEMPT_S", 0.01)
     run(0, phase="Running")
     async with api.stream(f"{JOBS}/j/log?follow=true") as stream:
         assert await stream.silent()

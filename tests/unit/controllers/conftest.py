@@ -44,7 +44,7 @@ class World:
     managers: list[Manager] = field(default_factory=list)
 
     def job_controller(self) -> JobController:
-        return JobController(NODE, self.backend, self.clock)  # type: ignore[arg-type]
+        return JobController(NODE, self.backend, self.clock, self.store, NoLookups())  # type: ignore[arg-type]
 
     def attempt_controller(self) -> AttemptController:
         return AttemptController(self.store, self.backend, NoLookups(), NODE, self.clock)  # type: ignore[arg-type]

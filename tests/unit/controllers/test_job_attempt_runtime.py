@@ -91,7 +91,7 @@ class InterruptedLoad(JobController):
 async def test_contended_child_is_decided_about_again(world: World) -> None:
     InterruptedLoad.world, InterruptedLoad.interrupted = world, False
     job = world.add_job()
-    jobs = InterruptedLoad(NODE, world.backend, world.clock)  # type: ignore[arg-type]
+    jobs = InterruptedLoad(NODE, world.backend, world.clock, world.store, None)  # type: ignore[arg-type]
     manager = world.manager(jobs, world.attempt_controller())
     await world.settle(manager)
     world.set_spec(job, state="Cancelled")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nodus.core.clock import FakeClock, rfc3339
-from nodus.server.controllers.job import MAX_LOST, Context, JobController
+from nodus.server.controllers.job import Context, JobController
+from nodus.server.controllers.jobslots import MAX_LOST
 from nodus.server.controllers.runtime import Outcome
 from nodus.server.store import Object
 from nodus.testing.compute import FakeBackend
@@ -37,7 +38,7 @@ def decide(make_object: Make) -> Callable[..., Outcome]:
             )
             for epoch, given in enumerate(attempts, start=1)
         )
-        controller = JobController("node-1", FakeBackend(), FakeClock())  # type: ignore[arg-type]
+        controller = JobController("node-1", FakeBackend(), FakeClock(), None, None)  # type: ignore[arg-type]
         return controller.decide(Context(job, made, "node-1", image), NOW)
 
     return run

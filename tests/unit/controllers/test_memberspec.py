@@ -63,7 +63,7 @@ def test_environment_is_the_users_with_secrets_filled_in() -> None:
     [
         (None, [OutputRule("", "/nodus/outputs")]),
         ([{"name": "outputs", "path": "/nodus/outputs/"}], [OutputRule("", "/nodus/outputs/")]),
-        ([{"name": "a", "path": "/nodus/outputs/adapter"}], [OutputRule("adapter", "/nodus/outputs/adapter")]),
+        ([{"name": "a", "path": "/nodus/outputs/adapter"}], [OutputRule("a", "/nodus/outputs/adapter")]),
         ([{"name": "logs", "path": "/workspace/logs"}], [OutputRule("logs", "/workspace/logs")]),
     ],
 )
@@ -110,7 +110,7 @@ def test_member_of_a_training_job(make_object: Make) -> None:
         {"command": []},
         {"network": {"egress": {"policy": "Open"}}},
         {"sidecars": [{"command": ["x"]}]},
-        {"source": {"git": {"repo": "x"}}},
+        {"distributed": {"nodes": 2}},
     ],
 )
 def test_what_is_not_built_is_refused_and_not_ignored(make_object: Make, more: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
@@ -10,6 +12,7 @@ from nodus.core.kinds.base import AGE, NAME, PHASE, RUN_PHASES, USD, Column, Dur
 from nodus.core.kinds.resources import (
     Distributed,
     EnvVar,
+    Network,
     OutputFile,
     OutputPath,
     Placement,
@@ -23,12 +26,12 @@ from nodus.core.kinds.resources import (
 class GitSource(Model):
     """Source from a git repository."""
 
-    repo: str
-    """Clone URL."""
-    ref: str | None = None
-    """Branch, tag or commit."""
-    path: str | None = None
-    """Directory inside the repository."""
+    repo: str = Field(min_length=1, max_length=2000)
+    """Clone URL; https."""
+    ref: str | None = Field(default=None, min_length=1, max_length=250)
+    """Branch, tag or commit; the default branch when unset. Pinned to its commit at admission."""
+    path: str | None = Field(default=None, min_length=1, max_length=500)
+    """Directory inside the repository; the whole when unset."""
 
 
 class Source(Model):
@@ -40,24 +43,35 @@ class Source(Model):
     """A git repository."""
 
 
+class Input(Model):
+    """A blob that the command finds as a read-only file."""
+
+    name: str | None = None
+    """What it is called in messages."""
+    path: str = Field(pattern=r"^/")
+    """Absolute path of the file in the run."""
+    blob: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """An uploaded blob of the project."""
+
+
 class CheckpointPolicy(Model):
     """What is saved of a run, and how often."""
 
-    paths: list[str] = Field(default_factory=list)
-    """Directories that hold the state."""
+    paths: list[str] = Field(default_factory=list, max_length=16)
+    """Directories that hold the state, kept from attempt to attempt; ``/nodus/state`` always is."""
     interval: Duration | None = None
-    """Time between saves."""
+    """Time between saves; on one machine everything written is kept at once."""
     format: str | None = None
-    """Name of the checkpoint format."""
+    """Name of the checkpoint format, as ``NODUS_CHECKPOINT_FORMAT``."""
 
 
 class Recovery(Model):
     """How a run goes on after its machine is lost."""
 
-    continuity: str | None = None
-    """None, Checkpoint or Snapshot."""
+    continuity: Literal["Checkpointed", "Restartable", "Ephemeral"] | None = None
+    """Checkpointed (unless set) goes on with its state, Restartable begins anew, Ephemeral fails."""
     max_attempts: int | None = Field(default=None, ge=1, le=100)
-    """Attempts in all."""
+    """Restarts after a loss, for each index; 10 when unset."""
     checkpoint: CheckpointPolicy | None = None
     """What to save."""
 
@@ -66,7 +80,9 @@ class JobSpec(Model):
     """What to run."""
 
     image: str = "nodus/base"
-    """A managed image (``nodus/base``) or an OCI image by digest."""
+    """A managed image, such as ``nodus/base``."""
+    image_ref: str | dict[str, Any] | None = None
+    """A built image; none can be built yet."""
     command: list[str] = Field(default_factory=list)
     """Program and arguments; run as written, without a shell."""
     args: list[str] = Field(default_factory=list)
@@ -81,9 +97,9 @@ class JobSpec(Model):
     """Volumes to mount."""
     source: Source | None = None
     """Files for the working directory."""
-    inputs: list[dict[str, Any]] = Field(default_factory=list)
-    """Read-only inputs: ``{name, path, blob}``."""
-    outputs: list[OutputPath] = Field(default_factory=list)
+    inputs: list[Input] = Field(default_factory=list, max_length=100)
+    """Blobs that appear as read-only files."""
+    outputs: list[OutputPath] = Field(default_factory=list, max_length=100)
     """Paths collected when the run ends."""
     resources: Resources | None = None
     """CPU, memory, disk and GPUs."""
@@ -93,14 +109,14 @@ class JobSpec(Model):
     """Where it may run."""
     recovery: Recovery | None = None
     """What happens when the machine is lost."""
-    network: dict[str, Any] | None = None
-    """Egress policy; none by default."""
+    network: Network | None = None
+    """Egress policy; no network by default."""
     completions: int | None = Field(default=None, ge=1, le=10000)
-    """How many indexes must succeed."""
+    """How many indexes must succeed; each is run with its own ``NODUS_INDEX``, from 0."""
     parallelism: int | None = Field(default=None, ge=1, le=1000)
-    """How many run at once."""
+    """How many indexes run at once, where there is room; 16 when unset."""
     backoff_limit: int = Field(default=0, ge=0, le=100)
-    """Further attempts after a failed one."""
+    """Further attempts after a failed one, for each index."""
     timeout: Duration | None = None
     """Bound on the run's time, all attempts together."""
     expected_duration: Duration | None = None
@@ -109,14 +125,14 @@ class JobSpec(Model):
     """RFC 3339 time to be done by."""
     max_cost_usd: USD | None = Field(default=None, alias="maxCostUSD")
     """Cap on the whole run."""
-    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10**9)
     """Delete this long after the end."""
     scaledown_window: Duration | None = None
     """How long the machine stays warm."""
     sidecars: list[dict[str, Any]] = Field(default_factory=list)
     """Helper processes."""
     init_command: list[str] | None = None
-    """Run before the command."""
+    """Run before the command, in the same sandbox; a failure is the attempt's."""
     state: RunState = "Running"
     """What the user wants: Running, Suspended or Cancelled."""
 
@@ -132,11 +148,26 @@ class AttemptCounts(Model):
     """Attempts made."""
 
 
+class Indexes(Model):
+    """How far the indexes of a run with completions are, as ranges such as ``0-3,5``."""
+
+    succeeded: str = ""
+    """Those that succeeded."""
+    active: str = ""
+    """Those that wait for room or run."""
+    failed: str = ""
+    """Those whose newest attempt failed."""
+
+
 class JobStatus(RunStatus):
     """How the run is doing."""
 
     attempts: AttemptCounts | None = None
     """Attempts made and allowed."""
+    indexes: Indexes | None = None
+    """With completions: where each index is."""
+    pinned: dict[str, Any] | None = None
+    """What was fixed at admission: the revision of each Volume, the commit of a git source."""
     progress: dict[str, Any] | None = None
     """Stage, units and metrics the command reported."""
     outputs: list[OutputFile] = Field(default_factory=list)
@@ -149,6 +180,11 @@ class JobStatus(RunStatus):
     """Newest checkpoint."""
     exit_code: int | None = None
     """Exit code of the newest finished attempt."""
+
+
+def _done(wire_object: Mapping[str, Any], now: datetime) -> str | None:
+    units = ((wire_object.get("status") or {}).get("progress") or {}).get("units") or {}
+    return f"{units.get('completed', 0)}/{units['total']}" if "total" in units else None
 
 
 JOB = Kind(
@@ -165,6 +201,7 @@ JOB = Kind(
         PHASE,
         Column("Reason", "status.reason", description="Why it is in that phase"),
         Column("Attempt", "status.attempts.current", description="Newest attempt"),
+        Column("Done", _done, wide=True, description="With completions: how many indexes succeeded"),
         Column("Cost", dollars("status.cost.totalUSD"), description="Cost so far"),
         AGE,
         Column("Image", "spec.image", wide=True, description="Image it runs in"),
@@ -173,6 +210,7 @@ JOB = Kind(
     subresources=("log", "outputs"),
     immutable=(
         "image",
+        "imageRef",
         "command",
         "args",
         "workingDir",
@@ -186,6 +224,8 @@ JOB = Kind(
         "distributed",
         "placement",
         "completions",
+        "recovery",
+        "network",
         "initCommand",
         "sidecars",
     ),
@@ -207,9 +247,9 @@ class AttemptSpec(Model):
     job: str
     """The Job's name."""
     epoch: int = Field(ge=1)
-    """1 for the first try, and one more for each next."""
+    """1 for the first try (of its index), and one more for each next."""
     slot: int = Field(default=0, ge=0)
-    """Completion index."""
+    """Completion index; 0 for a run without completions."""
     rank: int = Field(default=0, ge=0)
     """Rank in the gang."""
     node: str | None = None
@@ -261,6 +301,7 @@ ATTEMPT = Kind(
         PHASE,
         Column("Reason", "status.reason", description="Why it ended"),
         Column("Exit", "status.exitCode", description="Exit code"),
+        Column("Index", "spec.slot", wide=True, description="Completion index"),
         AGE,
         Column("Node", "spec.node", wide=True, description="Host that owns it"),
     ),

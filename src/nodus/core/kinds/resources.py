@@ -224,6 +224,24 @@ class Distributed(Model):
     """Further tries of an assembly."""
 
 
+class Egress(Model):
+    """What a run may reach outside."""
+
+    policy: Literal["Open", "Deny", "AllowList"] | None = None
+    """Everything, nothing, or what ``allow`` and ``presets`` name."""
+    allow: list[str] = Field(default_factory=list)
+    """Host names."""
+    presets: list[str] = Field(default_factory=list)
+    """Named sets of hosts."""
+
+
+class Network(Model):
+    """A run's network."""
+
+    egress: Egress | None = None
+    """What it may reach; nothing when unset."""
+
+
 class Placement(Model):
     """Where a run may go."""
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from nodus.core.errors import MethodNotAllowed, NotFound
 from nodus.core.kinds import JOB, KINDS, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
-from nodus.server.api import accounts, attempt_api, streams, volumes
+from nodus.server.api import accounts, attempt_api, runlogs, streams, volumes
 from nodus.server.api.call import Call, kind_of
 
 Schema = Mapping[str, Any]
@@ -145,7 +145,7 @@ _PATH = Param("path", "Path of the file in the volume.", required=True)
 
 SUBRESOURCES: tuple[Subresource, ...] = (
     Subresource(
-        "log", "GET", streams.log, _LOGGED, answer=None,
+        "log", "GET", runlogs.log, _LOGGED, answer=None,
         query=(
             Param("follow", "Go on until the run ends.", "boolean"),
             Param("tailLines", "Only the last lines.", "integer"),
@@ -154,6 +154,7 @@ SUBRESOURCES: tuple[Subresource, ...] = (
             Param("attempt", "Name or number of an attempt; the newest when unset."),
             Param("index", "Completion index.", "integer"),
             Param("rank", "Rank in a gang.", "integer"),
+            Param("offsetBytes", "Begin there; for the log of an attempt.", "integer"),
         ),
     ),
     Subresource("outputs", "GET", streams.outputs, _RUNS, answer=_ITEMS),

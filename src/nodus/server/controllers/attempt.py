@@ -25,6 +25,7 @@ from nodus.core.errors import NodusError
 from nodus.core.kinds import ATTEMPT, JOB
 from nodus.server.compute.base import Collected, MemberState
 from nodus.server.controllers import memberspec
+from nodus.server.controllers.jobslots import SIBLING_FAILED
 from nodus.server.controllers.runtime import (
     NOTHING,
     Action,
@@ -52,7 +53,7 @@ UNSCHEDULABLE, WAITING = "Unschedulable", "Waiting"
 """Reasons of a pending attempt that is out of the line: it never fits here, or something it needs isn't there yet."""
 QUEUED_ANNOTATION = "nodus.dev/queued-at"
 """On an attempt: since when its run waits, so that a run keeps its place in line over its attempts."""
-STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted"})
+STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted", SIBLING_FAILED})
 """Reasons of a stop that is no failure."""
 
 
@@ -198,8 +199,6 @@ class AttemptController(BaseController):
             try:
                 found = await self._backend.collect(uid, memberspec.output_rules(ctx.job.spec))
                 await self._store.write(_index, ctx.job.project, found)
-                if how_it_ended(ctx.member)["phase"] == "Succeeded":
-                    await self._commit_volumes(ctx.job)
             except NodusError as failure:
                 if failure.retryable:
                     raise
@@ -208,11 +207,6 @@ class AttemptController(BaseController):
         self._wake_next(uid)
         outputs = [{"name": f.name, "path": f.path, "sha256": f.sha256, "size": f.size_bytes} for f in found]
         return ActionResult(action.key, action.name, {"outputs": outputs}, error=error)
-
-    async def _commit_volumes(self, job: Object) -> None:
-        """Make a new revision of each Volume that the Job could write, where its files changed."""
-        for volume, tree in await asyncio.to_thread(self._lookups.written, job):
-            await self._store.write(self._lookups.commit, job.project, volume, tree)
 
 
 def waiting_line(live: Iterable[Object]) -> tuple[str, ...]:
@@ -299,7 +293,8 @@ def how_it_ended(member: MemberState) -> dict[str, Any]:
     if member.phase == "Lost":
         status |= {"phase": "Lost", "reason": member.reason}
     elif member.reason in STOP_REASONS:
-        status |= {"phase": "Cancelled", "reason": member.reason}
+        # The code is that of being stopped, and says nothing of the command.
+        status |= {"phase": "Cancelled", "reason": member.reason, "exitCode": None}
     elif member.exit_code == 0 and member.reason is None:
         status |= {"phase": "Succeeded"}
     else:
@@ -316,7 +311,15 @@ def _base(ctx: Context) -> dict[str, Any]:
             timings[names[name]] = rfc3339(datetime.fromtimestamp(moment, UTC))
     base: dict[str, Any] = {"timings": timings}
     if ctx.member.isolation is not None:
-        base["placement"] = {"node": ctx.obj.spec.get("node"), "isolation": ctx.member.isolation}
+        estimate = (ctx.job.status.get("estimate") or {}) if ctx.job is not None else {}
+        base["placement"] = {
+            **{name: text for name, text in (estimate.get("placementPreview") or {}).items() if name == "offering"},
+            "node": ctx.obj.spec.get("node"),
+            "isolation": ctx.member.isolation,
+            "regionClass": "local",
+            "rateUSDPerHour": "0.00",
+            "interruptible": False,
+        }
     return base
 
 

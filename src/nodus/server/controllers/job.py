@@ -1,4 +1,4 @@
-"""Jobs: tries of a command, one Attempt after another, until one succeeds or no further one is due.
+"""Jobs: tries of a command, one Attempt after another, until each index succeeded or no further try is due.
 
 ::
 
@@ -9,25 +9,30 @@
       |            +------------+-> Suspended -> Queued     spec.state
       +-------------------------+-> Cancelled               spec.state
 
-A failed attempt counts against ``backoffLimit``; one that was lost with its supervisor does not, up to
-``MAX_LOST`` of them.
+A failed attempt counts against ``backoffLimit``; one that was lost with its supervisor does not, up to a bound of its
+own. With completions every index is tried for itself, some at a time; the first that can't be tried again ends the Job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.clock import Clock, parse_rfc3339, rfc3339
-from nodus.core.errors import Unsupported
-from nodus.core.kinds import ATTEMPT, JOB, Kind
+from nodus.core.durations import parse_duration
+from nodus.core.errors import NodusError, Unsupported
+from nodus.core.kinds import ATTEMPT, JOB, VOLUME, Kind
 from nodus.server.compute.local import images
-from nodus.server.controllers import memberspec
+from nodus.server.controllers import jobslots, jobstatus, memberspec
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
+from nodus.server.controllers.jobslots import Failure, Slot
 from nodus.server.controllers.runtime import (
     NOTHING,
+    Action,
     ActionResult,
     BaseController,
     EventNote,
@@ -36,21 +41,23 @@ from nodus.server.controllers.runtime import (
     Outcome,
     Update,
 )
+from nodus.server.store import objects
 from nodus.server.store.cascade import dependents
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.compute.local.backend import LocalBackend
+    from nodus.server.controllers.lookups import Lookups
+    from nodus.server.store import Store
     from nodus.server.store.objects import Object
 
-MAX_LOST = 10
-"""Attempts lost with their supervisors before a Job fails all the same."""
-RETRY_BASE_S, RETRY_MAX_S = 1.0, 60.0
-JOB_LABEL, RANK_LABEL = "nodus.dev/job", "nodus.dev/rank"
+JOB_LABEL, RANK_LABEL, INDEX_LABEL = "nodus.dev/job", "nodus.dev/rank", "nodus.dev/index"
 ACCEPT_ANNOTATION = "nodus.dev/accept-image"
 """On a Job: the digest of an image it may go on with, though it began with another."""
-_COPIED = ("exitCode", "message", "fix")
+LATE_S = 15.0
+"""How long after a Job's timeout what should have ended itself is stopped from here."""
+_COPIED = ("message", "fix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,19 @@ class Context:
     node: str
     image: dict[str, str] | None = None
     """What its image means here."""
+    revisions: Mapping[str, int] = field(default_factory=dict)
+    """Newest revision of each Volume that is Ready and whose revision was not fixed yet."""
     result: ActionResult | None = None
+    slots: tuple[Slot, ...] = ()
+    """Its indexes with their attempts."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slots", jobslots.slots_of(self.job.spec, self.attempts))
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The Job's spec."""
+        return self.job.spec
 
     @property
     def last(self) -> Object | None:
@@ -75,10 +94,6 @@ class Context:
         """The state the user wants: Running, Suspended or Cancelled."""
         return str(self.job.spec.get("state") or "Running")
 
-    def ended(self, phase: str) -> int:
-        """Count the attempts that ended in ``phase``."""
-        return sum(1 for attempt in self.attempts if attempt.status.get("phase") == phase)
-
 
 class JobController(BaseController):
     """Turns Jobs into Attempts.
@@ -87,29 +102,33 @@ class JobController(BaseController):
         node: This host's id; new attempts run on it.
         backend: Where the state of Jobs is kept.
         clock: Where time comes from.
+        store: Where what Jobs wrote to Volumes is committed.
+        lookups: What they wrote.
     """
 
     kind = JOB
     watches: tuple[Kind, ...] = (ATTEMPT,)
 
-    def __init__(self, node: str, backend: LocalBackend, clock: Clock) -> None:
+    def __init__(self, node: str, backend: LocalBackend, clock: Clock, store: Store, lookups: Lookups) -> None:
         self._node = node
         self._backend = backend
         self._clock = clock
+        self._store = store
+        self._lookups = lookups
 
     def eligible(self, obj: Object) -> bool:
         """Tell whether the Job hasn't ended, or ended so long ago that it is to be deleted."""
         return not self.kind.is_terminal(obj.status.get("phase")) or _outlived(obj, self._clock.now())
 
     def load(self, conn: Connection, obj: Object) -> Context:
-        """Read the attempts."""
+        """Read the attempts, and the Volumes whose revision is not fixed yet."""
         attempts = [child for child in dependents(conn, obj.uid) if child.kind == ATTEMPT.name]
-        attempts.sort(key=lambda attempt: int(attempt.spec["epoch"]))
+        attempts.sort(key=lambda attempt: (int(attempt.spec["epoch"]), int(attempt.spec.get("slot") or 0)))
         try:
             image = images.resolve(obj.spec.get("image") or "nodus/base").to_status()
         except Unsupported:
             image = None
-        return Context(obj, tuple(attempts), self._node, image)
+        return Context(obj, tuple(attempts), self._node, image, _revisions(conn, obj))
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Start, follow, retry or end."""
@@ -117,16 +136,21 @@ class JobController(BaseController):
             return NOTHING
         if self.kind.is_terminal(ctx.job.status.get("phase")):
             return Outcome(delete=[ctx.job]) if _outlived(ctx.job, now) else NOTHING
-        last = ctx.last
-        if last is not None and not ATTEMPT.is_terminal(last.status.get("phase")):
-            return _decide_live(ctx, last, now)
-        if ctx.wanted == "Cancelled":
-            return _end(ctx, now, "Cancelled", reason="Cancelled", message="cancelled by its user")
-        if last is not None and (ended := _decide_ended(ctx, last, now)) is not None:
-            return ended
-        if ctx.wanted == "Suspended":
-            return Outcome(status={**_status(ctx), "phase": "Suspended", "reason": "Suspended"})
-        return _decide_next(ctx, last, now)
+        outcome = _decide(ctx, now)
+        return dataclasses.replace(outcome, status=_pinned(ctx, outcome.status)) if outcome.status else outcome
+
+    async def act(self, ctx: Context, action: Action) -> ActionResult:
+        """Commit what the Job wrote to Volumes."""
+        if action.name != "commit":
+            raise NotImplementedError(action.name)
+        try:
+            for volume, tree in await asyncio.to_thread(self._lookups.written, ctx.job):
+                await self._store.write(self._lookups.commit, ctx.job, volume, tree)
+        except NodusError as error:
+            if error.retryable:
+                raise
+            return ActionResult(action.key, action.name, error=error.message)
+        return ActionResult(action.key, action.name)
 
     async def gone(self, uid: str) -> None:
         """Delete the state that a deleted Job kept."""
@@ -141,88 +165,165 @@ def _outlived(job: Object, now: datetime) -> bool:
     return (now - parse_rfc3339(ended)).total_seconds() >= float(ttl_s)
 
 
-def _decide_live(ctx: Context, attempt: Object, now: datetime) -> Outcome:
-    """An attempt waits or runs: mirror it, and tell it to stop when that is wanted."""
-    status = {**_status(ctx), **_mirror(ctx, attempt)}
-    events: tuple[EventNote, ...] = ()
-    if status["phase"] == "Running" and "startTime" not in status:
+def _revisions(conn: Connection, job: Object) -> dict[str, int]:
+    known = (job.status.get("pinned") or {}).get("volumes") or {}
+    found = {}
+    for mount in job.spec.get("volumes") or ():
+        if mount.get("revision") or mount["volume"] in known:
+            continue
+        volume = objects.find(conn, VOLUME, job.project, mount["volume"])
+        if volume is not None and volume.status.get("phase") == "Ready":
+            found[volume.name] = int(volume.status.get("revision") or 0)
+    return found
+
+
+def _pinned(ctx: Context, status: dict[str, Any]) -> dict[str, Any]:
+    """Return a status with the revisions fixed that were not when the Job was created."""
+    if not ctx.revisions:
+        return status
+    pinned = dict(status.get("pinned") or {})
+    pinned["volumes"] = {**ctx.revisions, **(pinned.get("volumes") or {})}
+    return {**status, "pinned": pinned}
+
+
+# Decisions ----------------------------------------------------------------------------------------------------
+
+
+def _decide(ctx: Context, now: datetime) -> Outcome:
+    live = [slot for slot in ctx.slots if slot.live]
+    failed = next(((slot, failure) for slot in ctx.slots if (failure := slot.failure(ctx.spec)) is not None), None)
+    if live:
+        return _decide_live(ctx, live, failed, now)
+    if ctx.wanted == "Cancelled":
+        return _end(ctx, now, "Cancelled", reason="Cancelled", message="cancelled by its user")
+    if failed is not None:
+        return _fail(ctx, now, *failed)
+    stopped = next((slot for slot in ctx.slots if slot.stopped), None)
+    if stopped is not None:
+        return _end(ctx, now, "Cancelled", reason=stopped.reason or "Cancelled", decisive=stopped)
+    if all(slot.done for slot in ctx.slots):
+        return _succeed(ctx, now)
+    if ctx.wanted == "Suspended":
+        return Outcome(status={**_status(ctx), "phase": "Suspended", "reason": "Suspended"})
+    return _decide_next(ctx, now)
+
+
+def _decide_live(ctx: Context, live: list[Slot], failed: tuple[Slot, Failure] | None, now: datetime) -> Outcome:
+    """Attempts wait or run: mirror them, tell them to stop when that is wanted, and give the next indexes theirs."""
+    status = {**_status(ctx), **_mirror(ctx, live)}
+    events: list[EventNote] = []
+    running = next((slot.last for slot in live if slot.phase == "Running"), None)
+    if running is not None and "startTime" not in status:
         status["startTime"] = rfc3339(now)
-        events = (EventNote("Normal", "Started", f"attempt {attempt.name} runs"),)
-    reason = {"Cancelled": "Cancelled", "Suspended": "Suspended"}.get(ctx.wanted)
-    if reason is not None and attempt.spec.get("state") != "Stopped":
-        spec = {**attempt.spec, "state": "Stopped", "stopReason": reason}
-        return Outcome(status=status, update=[Update(attempt, spec=spec)], events=events)
-    return Outcome(status=status, events=events)
+        events.append(EventNote("Normal", "Started", f"attempt {running.name} runs"))
+    reason, again_s = _stop_reason(ctx, failed, now)
+    if reason is not None:
+        updates = [_stop(slot.last, reason) for slot in live if slot.last and slot.last.spec.get("state") != "Stopped"]
+        return Outcome(status=status, update=updates, events=events)
+    if jobslots.is_indexed(ctx.spec) and _decide_changed_image(ctx) is None:
+        return _more(ctx, status, len(live), events, again_s, now)
+    return Outcome(status=status, events=events, requeue_after_s=again_s)
 
 
-def _mirror(ctx: Context, attempt: Object) -> dict[str, Any]:
-    """Return the Job's phase, reason and message while an attempt is alive."""
-    attempt_phase = attempt.status.get("phase")
-    if attempt_phase == "Running":
+def _stop(attempt: Object, reason: str) -> Update:
+    return Update(attempt, spec={**attempt.spec, "state": "Stopped", "stopReason": reason})
+
+
+def _stop_reason(ctx: Context, failed: tuple[Slot, Failure] | None, now: datetime) -> tuple[str | None, float | None]:
+    """Return why what is alive must stop, if it must; else after how many seconds it may have to."""
+    if ctx.wanted in ("Cancelled", "Suspended"):
+        return ctx.wanted, None
+    if failed is not None:
+        return jobslots.SIBLING_FAILED, None
+    left_s = _left_s(ctx, now)
+    if left_s is not None:
+        # Supervisors watch the clock themselves; this is for those that wait for room, or are out of order.
+        return ("DeadlineExceeded", None) if left_s + LATE_S <= 0 else (None, left_s + LATE_S)
+    queue = (ctx.spec.get("placement") or {}).get("queueTimeout")
+    if queue and "startTime" not in ctx.job.status and ctx.job.status.get("phase") == "Queued":
+        left_s = parse_duration(queue) - (now - ctx.job.created_at).total_seconds()
+        return ("QueueTimeout", None) if left_s <= 0 else (None, left_s)
+    return None, None
+
+
+def _mirror(ctx: Context, live: list[Slot]) -> dict[str, Any]:
+    """Return the Job's phase, reason and message while attempts are alive."""
+    phases = {slot.phase for slot in live}
+    before = ctx.job.status.get("phase")
+    if "Running" in phases or (jobslots.is_indexed(ctx.spec) and before == "Running"):
         return {"phase": "Running"}
-    recovering = ctx.job.status.get("phase") in ("Running", "Recovering")
-    phase = "Recovering" if recovering else "Provisioning" if attempt_phase == "Starting" else "Queued"
-    told = {name: attempt.status[name] for name in ("reason", "message") if attempt.status.get(name)}
+    recovering = before in ("Running", "Recovering")
+    phase = "Recovering" if recovering else "Provisioning" if "Starting" in phases else "Queued"
+    first = live[0].last
+    told = {name: first.status[name] for name in ("reason", "message") if first and first.status.get(name)}
     return {"phase": phase, **told}
 
 
-def _decide_ended(ctx: Context, last: Object, now: datetime) -> Outcome | None:
-    """The newest attempt ended: end the Job with it, or None when another attempt (or a suspension) is next."""
-    phase, reason = last.status.get("phase"), last.status.get("reason")
-    if phase == "Succeeded":
-        return _end(ctx, now, "Succeeded")
-    if phase == "Cancelled":
-        # Suspended attempts are followed by others; a stop that nobody asked the Job for ends it.
-        return None if reason == "Suspended" else _end(ctx, now, "Cancelled", reason=reason or "Cancelled")
-    message = last.status.get("message") or "the attempt failed"
-    if reason == "DeadlineExceeded":
-        return _end(
-            ctx, now, "Failed", reason=reason, message=f"it ran into its timeout of {ctx.job.spec.get('timeout')}"
-        )
-    if last.status.get("retryable") is False:
-        return _end(ctx, now, "Failed", reason=reason or "Error", message=message)
-    if phase == "Lost":
-        if ctx.ended("Lost") > MAX_LOST:
-            return _end(ctx, now, "Failed", reason="AttemptLost", message=f"{MAX_LOST} attempts were lost; {message}")
-        return None
-    if ctx.ended("Failed") > int(ctx.job.spec.get("backoffLimit") or 0):
-        return _end(ctx, now, "Failed", reason=_limit_reason(reason), message=message)
-    return None
-
-
-def _limit_reason(reason: str | None) -> str:
-    """Say why a Job failed when its attempts are used up: the attempt's own reason, where it has one that says more."""
-    return reason if reason and reason != "Error" else "BackoffLimitExceeded"
-
-
-def _decide_next(ctx: Context, last: Object | None, now: datetime) -> Outcome:
-    """Make the next attempt, after a pause that grows with failures."""
-    if (overdue := _overdue(ctx, now)) is not None:
-        return overdue
-    if last is not None and (changed := _decide_changed_image(ctx)) is not None:
+def _decide_next(ctx: Context, now: datetime) -> Outcome:
+    """Nothing is alive: make the next attempts, after a pause that grows with failures."""
+    left_s = _left_s(ctx, now)
+    if left_s is not None and left_s <= 0:
+        message = f"it ran into its timeout of {ctx.spec['timeout']}"
+        return _end(ctx, now, "Failed", reason="DeadlineExceeded", message=message)
+    if ctx.last is not None and (changed := _decide_changed_image(ctx)) is not None:
         return changed
     status = _status(ctx)
-    status["phase"] = "Recovering" if ctx.job.status.get("phase") in ("Running", "Recovering") else "Queued"
-    if last is not None and last.status.get("phase") == "Failed":
-        wait_s = _pause_s(ctx.ended("Failed")) - _seconds_since_end(last, now)
+    before = ctx.job.status.get("phase")
+    if jobslots.is_indexed(ctx.spec) and before == "Running":
+        status["phase"] = "Running"
+    else:
+        status["phase"] = "Recovering" if before in ("Running", "Recovering") else "Queued"
+    return _more(ctx, status, 0, [], None, now)
+
+
+def _more(
+    ctx: Context, status: dict[str, Any], live: int, events: list[EventNote], again_s: float | None, now: datetime
+) -> Outcome:
+    """Make attempts for the next indexes, as many as may be alive at once; those that failed just now wait."""
+    created: list[NewObject] = []
+    places = jobslots.room(ctx.spec, live)
+    for slot in ctx.slots:
+        if slot.live or slot.done or len(created) >= places:
+            continue
+        wait_s = slot.pause_s(now)
         if wait_s > 0:
-            status |= {"reason": "RetryWait", "message": last.status.get("message") or "the attempt failed"}
-            return Outcome(status=status, requeue_after_s=wait_s)
-    epoch = int(last.spec["epoch"]) + 1 if last is not None else 1
-    attempt = NewObject(
+            again_s = wait_s if again_s is None else min(again_s, wait_s)
+            if not live and slot.last is not None:
+                status |= {"reason": "RetryWait", "message": slot.last.status.get("message") or "the attempt failed"}
+            continue
+        created.append(_attempt(ctx, slot))
+        events += _told(slot)
+    if created:
+        status.pop("reason", None)
+        status.pop("message", None)
+        status["attempts"] = _status(ctx, len(created))["attempts"]
+    return Outcome(status=status, create=created, events=events, requeue_after_s=None if created else again_s)
+
+
+def _attempt(ctx: Context, slot: Slot) -> NewObject:
+    spec = {"job": ctx.job.name, "epoch": slot.next_epoch, "node": ctx.node, "state": "Running"}
+    labels = {JOB_LABEL: ctx.job.name, RANK_LABEL: "0"}
+    if memberspec.TRAINING_LABEL in ctx.job.labels:
+        labels[memberspec.TRAINING_LABEL] = ctx.job.labels[memberspec.TRAINING_LABEL]
+    if jobslots.is_indexed(ctx.spec):
+        spec["slot"] = slot.index
+        labels[INDEX_LABEL] = str(slot.index)
+    return NewObject(
         ATTEMPT,
-        f"{ctx.job.name[:57]}-{epoch}",
-        {"job": ctx.job.name, "epoch": epoch, "node": ctx.node, "state": "Running"},
-        labels=_labels(ctx.job),
+        jobslots.attempt_name(ctx.job, slot),
+        spec,
+        labels=labels,
         annotations={QUEUED_ANNOTATION: ctx.job.created_at.isoformat()},
         status={"phase": "Pending"},
     )
-    status["attempts"] = _counts(ctx, extra=1)
-    events = []
-    if last is not None and last.status.get("phase") in ("Failed", "Lost"):
-        why = last.status.get("message") or last.status.get("reason") or "it failed"
-        events.append(EventNote("Warning", "Retrying", f"attempt {last.name} ended: {why}; attempt {epoch} follows"))
-    return Outcome(status=status, create=[attempt], events=events)
+
+
+def _told(slot: Slot) -> list[EventNote]:
+    last = slot.last
+    if last is None or slot.phase not in ("Failed", "Lost"):
+        return []
+    why = last.status.get("message") or last.status.get("reason") or "it failed"
+    return [EventNote("Warning", "Retrying", f"attempt {last.name} ended: {why}; attempt {slot.next_epoch} follows")]
 
 
 def _decide_changed_image(ctx: Context) -> Outcome | None:
@@ -245,67 +346,68 @@ def _accepts(job: Object, image: dict[str, str]) -> bool:
     return job.annotations.get(ACCEPT_ANNOTATION) == image["digest"]
 
 
-def _overdue(ctx: Context, now: datetime) -> Outcome | None:
-    """End a Job whose time ran out between attempts."""
+def _left_s(ctx: Context, now: datetime) -> float | None:
+    """Return how long the Job may still run; None without a timeout, or before its first attempt ran."""
     started = ctx.job.status.get("startTime")
-    if not started:
+    if not started or not ctx.spec.get("timeout"):
         return None
-    left_s = memberspec.remaining_s(ctx.job, now.timestamp(), parse_rfc3339(started).timestamp())
-    if left_s is None or left_s > 0:
-        return None
-    message = f"it ran into its timeout of {ctx.job.spec['timeout']}"
-    return _end(ctx, now, "Failed", reason="DeadlineExceeded", message=message)
+    return parse_duration(ctx.spec["timeout"]) - (now - parse_rfc3339(started)).total_seconds()
 
 
-def _pause_s(failures: int) -> float:
-    # The first retry comes at once: most single failures are a killed process.
-    return 0.0 if failures <= 1 else min(RETRY_MAX_S, RETRY_BASE_S * 2.0 ** (failures - 2))
-
-
-def _seconds_since_end(attempt: Object, now: datetime) -> float:
-    finished = (attempt.status.get("timings") or {}).get("finishedTime")
-    return (now - parse_rfc3339(finished)).total_seconds() if finished else RETRY_MAX_S
-
-
-def _labels(job: Object) -> dict[str, str]:
-    labels = {JOB_LABEL: job.name, RANK_LABEL: "0"}
-    if memberspec.TRAINING_LABEL in job.labels:
-        labels[memberspec.TRAINING_LABEL] = job.labels[memberspec.TRAINING_LABEL]
-    return labels
-
-
-def _counts(ctx: Context, extra: int = 0) -> dict[str, int]:
-    total = len(ctx.attempts) + extra
-    return {"current": total, "max": int(ctx.job.spec.get("backoffLimit") or 0) + 1, "total": total}
-
-
-def _status(ctx: Context) -> dict[str, Any]:
-    """Return what stays of the status from pass to pass, brought up to date."""
-    status: dict[str, Any] = {
-        "attempts": _counts(ctx),
-        "observedGeneration": ctx.job.generation,
-        "cost": {"totalUSD": "0.00", "final": False},
-    }
-    if "startTime" in ctx.job.status:
-        status["startTime"] = ctx.job.status["startTime"]
+def _status(ctx: Context, new: int = 0) -> dict[str, Any]:
     # The image it began with, or the one its user accepted since.
     image = ctx.image if ctx.image and _accepts(ctx.job, ctx.image) else ctx.job.status.get("image") or ctx.image
-    if image is not None:
-        status["image"] = image
-    return status
+    return jobstatus.basic(ctx.job, ctx.slots, image, new)
 
 
-def _end(ctx: Context, now: datetime, phase: str, *, reason: str | None = None, message: str | None = None) -> Outcome:
-    """End the Job; what the newest attempt left is the Job's."""
+# Ends ---------------------------------------------------------------------------------------------------------
+
+
+def _succeed(ctx: Context, now: datetime) -> Outcome:
+    """Every index succeeded: commit what was written to Volumes, then end."""
+    if any(memberspec.is_writable(mount) for mount in ctx.spec.get("volumes") or ()):
+        if ctx.result is None or ctx.result.name != "commit":
+            return Outcome(action=Action("commit", f"{ctx.job.uid}/commit"))
+        if ctx.result.error is not None:
+            return _end(ctx, now, "Failed", reason="VolumeNotCommitted", message=ctx.result.error)
+    ended = _end(ctx, now, "Succeeded")
+    return dataclasses.replace(ended, events=(*ended.events, *jobstatus.missing_outputs(ctx.job, ctx.slots)))
+
+
+def _fail(ctx: Context, now: datetime, slot: Slot, failure: Failure) -> Outcome:
+    message = f"index {slot.index}: {failure.message}" if jobslots.is_indexed(ctx.spec) else failure.message
+    return _end(ctx, now, "Failed", reason=failure.reason, message=message, decisive=slot)
+
+
+def _end(
+    ctx: Context,
+    now: datetime,
+    phase: str,
+    *,
+    reason: str | None = None,
+    message: str | None = None,
+    decisive: Slot | None = None,
+) -> Outcome:
+    """End the Job; what the newest attempts left is the Job's.
+
+    Args:
+        ctx: The Job.
+        now: The present.
+        phase: Succeeded, Failed or Cancelled.
+        reason: Why.
+        message: For people.
+        decisive: The index whose newest attempt's exit code and advice are the Job's; the last one when None.
+    """
     status = {**_status(ctx), "phase": phase, "completionTime": rfc3339(now)}
     status["cost"]["final"] = True
-    last: Sequence[Object] = ctx.attempts[-1:]
-    for attempt in last:
-        status |= {name: attempt.status[name] for name in _COPIED if name in attempt.status and phase != "Succeeded"}
-        if "exitCode" in attempt.status:
-            status["exitCode"] = attempt.status["exitCode"]
-        if attempt.status.get("outputs"):
-            status["outputs"] = attempt.status["outputs"]
+    last = (decisive or ctx.slots[-1]).last
+    if last is not None:
+        status |= {name: last.status[name] for name in _COPIED if name in last.status and phase != "Succeeded"}
+        if "exitCode" in last.status:
+            status["exitCode"] = last.status["exitCode"]
+    found: Sequence[dict[str, Any]] = list(jobstatus.outputs(ctx.job, ctx.slots))[: jobstatus.LISTED_OUTPUTS]
+    if found:
+        status["outputs"] = list(found)
     if reason is not None:
         status["reason"] = reason
     if message is not None:

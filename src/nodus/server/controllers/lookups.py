@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodus.core.errors import Unavailable
 from nodus.core.kinds import SECRET, VOLUME
+from nodus.server.compute.local.prepare import own_directory
 from nodus.server.compute.local.sandbox import host_owner
 from nodus.server.controllers import memberspec
 from nodus.server.kinds.storage import read_secret
@@ -83,7 +84,17 @@ class Lookups:
                 directory = _working_copy(self._work(job, volume.name), directory)
             directories.append(str(directory))
         token = self._services.signer.attempt_token(attempt.uid)
-        return memberspec.Resolved(found.secrets, directories, str(self._jobs / job.uid / "state"), token)
+        home, state = self._jobs / job.uid, memberspec.state_name(job.spec, attempt.spec)
+        kept = {}
+        for number, path in enumerate(memberspec.kept_paths(job.spec)):
+            directory = home / "kept" / state.replace("/", "-") / str(number)
+            directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own_directory(directory)
+            kept[path] = str(directory)
+        source = (job.status.get("pinned") or {}).get("source") or {}
+        return memberspec.Resolved(
+            found.secrets, directories, str(home / state), token, kept=kept, source=source.get("blob")
+        )
 
     def _revision(self, volume: FoundVolume) -> Path | None:
         """Return the directory of a Volume's revision; None for an empty Volume."""
@@ -95,20 +106,25 @@ class Lookups:
 
     def written(self, job: Object) -> list[tuple[str, list[FileEntry]]]:
         """Return the name and the files of each Volume a Job could write, stored as blobs. Blocking file work."""
-        writable = [mount["volume"] for mount in job.spec.get("volumes") or () if not _read_only(mount)]
+        writable = [mount["volume"] for mount in job.spec.get("volumes") or () if memberspec.is_writable(mount)]
         return [(name, list(self._tree(self._work(job, name)))) for name in dict.fromkeys(writable)]
 
-    def commit(self, conn: Connection, project: str | None, name: str, tree: list[FileEntry]) -> None:
-        """Make ``tree`` the newest revision of a Volume, unless it is that already."""
-        volume = objects.find(conn, VOLUME, project, name)
+    def commit(self, conn: Connection, job: Object, name: str, tree: list[FileEntry]) -> None:
+        """Make what a Job changed of a Volume its newest revision, unless it changed nothing.
+
+        The files it wrote or removed are taken over; others stay as they are in the newest revision, so that a commit
+        that came meanwhile is not undone.
+        """
+        volume = objects.find(conn, VOLUME, job.project, name)
         if volume is None:
             return
-        newest = volumes.latest(conn, volume.uid)
-        if newest is not None and volumes.tree(conn, volume.uid, newest.revision) == sorted(tree):
+        newest = _tree_at(conn, volume.uid, None)
+        merged = merge(_tree_at(conn, volume.uid, _pinned_revision(job, name)), tree, newest)
+        if sorted(merged) == sorted(newest):
             return
         for entry in tree:
-            blobs.index(conn, project, entry.sha256, entry.size_bytes)
-        revision = volumes.commit(conn, volume.uid, tree)
+            blobs.index(conn, job.project, entry.sha256, entry.size_bytes)
+        revision = volumes.commit(conn, volume.uid, merged)
         status = {**volume.status, "phase": "Ready", "revision": revision.revision, "digest": revision.snapshot}
         objects.update_status(conn, volume.uid, status)
 
@@ -134,8 +150,29 @@ class Lookups:
                     os.close(opened)
 
 
-def _read_only(mount: Mapping[str, object]) -> bool:
-    return bool(mount.get("readOnly") or mount.get("revision"))
+def merge(base: Sequence[FileEntry], changed: Sequence[FileEntry], newest: Sequence[FileEntry]) -> list[FileEntry]:
+    """Return ``newest`` with what ``changed`` has done to ``base``: files written, and files removed."""
+    before = {entry.path: entry for entry in base}
+    now = {entry.path: entry for entry in changed}
+    kept = {entry.path: entry for entry in newest if entry.path not in before or entry.path in now}
+    written = {path: entry for path, entry in now.items() if before.get(path) != entry}
+    for path in written:
+        # A file where a directory was, or the other way round: what was written wins.
+        for other in [name for name in kept if name.startswith(f"{path}/") or path.startswith(f"{name}/")]:
+            del kept[other]
+    return list({**kept, **written}.values())
+
+
+def _tree_at(conn: Connection, volume_uid: str, revision: int | None) -> list[FileEntry]:
+    """Return the files of a revision, or of the newest one; none where there is no such revision."""
+    known = [found.revision for found in volumes.list_(conn, volume_uid)]
+    wanted = revision if revision is not None else (known[-1] if known else 0)
+    return volumes.tree(conn, volume_uid, wanted) if wanted in known else []
+
+
+def _pinned_revision(job: Object, volume: str) -> int | None:
+    pinned = (job.status.get("pinned") or {}).get("volumes") or {}
+    return int(pinned[volume]) if volume in pinned else None
 
 
 def _find_volumes(conn: Connection, job: Object) -> Iterator[FoundVolume]:
@@ -143,10 +180,10 @@ def _find_volumes(conn: Connection, job: Object) -> Iterator[FoundVolume]:
         volume = objects.get(conn, VOLUME, job.project, mount["volume"])
         if volume.status.get("phase") != "Ready":
             raise Unavailable(f"the volume {volume.name!r} is {volume.status.get('phase') or 'not ready'}")
-        revision = int(mount.get("revision") or volume.status.get("revision") or 0)
-        known = {found.revision for found in volumes.list_(conn, volume.uid)}
-        tree = tuple(volumes.tree(conn, volume.uid, revision)) if revision in known else ()
-        yield FoundVolume(volume.uid, volume.name, revision, tree, _read_only(mount))
+        pinned = _pinned_revision(job, volume.name)
+        revision = int(mount.get("revision") or (pinned if pinned is not None else volume.status.get("revision")) or 0)
+        tree = tuple(_tree_at(conn, volume.uid, revision))
+        yield FoundVolume(volume.uid, volume.name, revision, tree, not memberspec.is_writable(mount))
 
 
 def _working_copy(target: Path, source: Path | None) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,17 @@ if TYPE_CHECKING:
 
 DEFAULT_CPU = 1.0
 DEFAULT_MEMORY_BYTES = 2 << 30
-OUTPUT_DIR = "/nodus/outputs"
+OUTPUT_DIR, STATE_DIR = "/nodus/outputs", "/nodus/state"
+GANG_PORT = "29500"
+LOG_LIMIT_BYTES = 64 << 20
+"""How much of an attempt's output is kept: 50 MB are promised, and the newest chunk always counts as full."""
+_INIT = """{init} || {{
+  code=$?
+  [ -e /nodus/termination/message.json ] || printf '%s' {said} > /nodus/termination/message.json
+  exit $code
+}}
+exec "$@"
+"""
 TRAINING_LABEL = "nodus.dev/trainingjob"
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?|m)?")
 _FACTORS = {"": 1.0, "m": 0.001, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -39,14 +51,18 @@ class Resolved:
     Attributes:
         secrets: Values of each Secret by its name.
         volumes: Host directory of each entry of ``spec.volumes``, in its order.
-        state_dir: The Job's state directory on the host.
+        state_dir: The state directory on the host.
         token: The attempt's bearer token.
+        kept: Host directory of each path that is kept from attempt to attempt.
+        source: Digest of the archive of a git source.
     """
 
     secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     volumes: Sequence[str] = ()
     state_dir: str | None = None
     token: str = ""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    source: str | None = None
 
 
 def quantity(text: str | float) -> float:
@@ -117,19 +133,20 @@ def build(job: Object, attempt: Object, resolved: Resolved, timeout_s: float | N
     _refuse_unsupported(spec)
     request = request_of(spec)
     mounts = [
-        Mount(directory, volume["mountPath"], bool(volume.get("readOnly") or volume.get("revision")))
+        Mount(directory, volume["mountPath"].rstrip("/"), not is_writable(volume))
         for directory, volume in zip(resolved.volumes, spec.get("volumes") or (), strict=True)
     ]
+    mounts += [Mount(directory, path, False) for path, directory in resolved.kept.items()]
     inputs = [
         InputFile(str(item["blob"]).removeprefix("sha256:"), str(item["path"])) for item in spec.get("inputs") or ()
     ]
-    source = (spec.get("source") or {}).get("blob")
+    source = (spec.get("source") or {}).get("blob") or resolved.source
     return MemberSpec(
         key=attempt.uid,
-        command=[*spec.get("command", ()), *spec.get("args", ())],
+        command=command(spec),
         image=spec.get("image") or "nodus/base",
         token=resolved.token,
-        env={**_own_variables(job, attempt), **environment(spec, resolved.secrets)},
+        env={**environment(spec, resolved.secrets), **variables(job, attempt)},
         cpu=request.cpu,
         memory_bytes=request.memory_bytes,
         gpus=request.gpus,
@@ -139,16 +156,57 @@ def build(job: Object, attempt: Object, resolved: Resolved, timeout_s: float | N
         source=source.removeprefix("sha256:") if source else None,
         state_dir=resolved.state_dir,
         cwd=spec.get("workingDir") or "/workspace",
+        log_limit_bytes=LOG_LIMIT_BYTES,
     )
+
+
+def is_writable(mount: Mapping[str, Any]) -> bool:
+    """Whether a Job may write to a Volume that it mounts; a fixed revision never changes."""
+    return not mount.get("readOnly") and not mount.get("revision")
+
+
+def command(job_spec: Mapping[str, Any]) -> list[str]:
+    """Return the program and arguments to run; with an ``initCommand``, a shell that runs both, one after the other.
+
+    A failed ``initCommand`` is the attempt's failure, with its exit code.
+    """
+    words = [*job_spec.get("command", ()), *job_spec.get("args", ())]
+    first = job_spec.get("initCommand")
+    if not first:
+        return words
+    said = json.dumps({"message": "the initCommand failed before the command could run"})
+    return ["/bin/sh", "-c", _INIT.format(init=shlex.join(first), said=shlex.quote(said)), "sh", *words]
+
+
+def state_name(job_spec: Mapping[str, Any], attempt: Mapping[str, Any]) -> str:
+    """Return where a Job keeps an attempt's state, below the Job's directory: what equals is shared.
+
+    Each index has its own; the attempts of a Restartable run have nothing in common.
+    """
+    begins_anew = (job_spec.get("recovery") or {}).get("continuity") == "Restartable"
+    indexed = job_spec.get("completions") is not None
+    if not begins_anew:
+        return f"states/{attempt.get('slot', 0)}" if indexed else "state"
+    return f"states/{attempt.get('slot', 0)}-{attempt['epoch']}"
+
+
+def kept_paths(job_spec: Mapping[str, Any]) -> list[str]:
+    """Return the directories, beside the state directory, that go from attempt to attempt."""
+    paths = ((job_spec.get("recovery") or {}).get("checkpoint") or {}).get("paths") or ()
+    return [path.rstrip("/") for path in paths if not f"{path.rstrip('/')}/".startswith(f"{STATE_DIR}/")]
 
 
 def output_rules(job_spec: Mapping[str, Any]) -> list[OutputRule]:
     """Return what to collect: the declared paths, else what is in ``/nodus/outputs``.
 
-    Files below ``/nodus/outputs`` are named by their path there, others by their output's name and their path in it.
+    Files of ``/nodus/outputs`` as a whole are named by their path there, others by their output's name and their path
+    in it.
     """
     declared = job_spec.get("outputs") or [{"name": "outputs", "path": OUTPUT_DIR}]
-    return [OutputRule(_prefix(output["name"], output["path"].rstrip("/")), output["path"]) for output in declared]
+    return [
+        OutputRule("" if output["path"].rstrip("/") == OUTPUT_DIR else output["name"], output["path"])
+        for output in declared
+    ]
 
 
 def remaining_s(job: Object, now_s: float, start_s: float | None) -> float | None:
@@ -160,38 +218,72 @@ def remaining_s(job: Object, now_s: float, start_s: float | None) -> float | Non
     return max(0.0, parse_duration(text) - spent_s)
 
 
-def _prefix(name: str, path: str) -> str:
-    if path == OUTPUT_DIR:
-        return ""
-    return path[len(OUTPUT_DIR) + 1 :] if path.startswith(OUTPUT_DIR + "/") else name
-
-
-def _own_variables(job: Object, attempt: Object) -> dict[str, str]:
+def variables(job: Object, attempt: Object) -> dict[str, str]:
+    """Return the variables that tell a command what it is."""
+    spec, own = job.spec, attempt.spec
+    recovery = spec.get("recovery") or {}
     env = {
         "NODUS_ATTEMPT": attempt.name,
-        "NODUS_ATTEMPT_EPOCH": str(attempt.spec["epoch"]),
+        "NODUS_ATTEMPT_EPOCH": str(own["epoch"]),
         "NODUS_JOB": job.name,
         "NODUS_PROJECT": job.project or "",
-        "NODUS_STATE_DIR": "/nodus/state",
+        "NODUS_STATE_DIR": STATE_DIR,
+        "NODUS_CHECKPOINT_DIR": next(iter((recovery.get("checkpoint") or {}).get("paths") or ()), STATE_DIR),
         "NODUS_OUTPUT_DIR": OUTPUT_DIR,
         "NODUS_RUNTIME_SOCKET": "/run/nodus/api.sock",
         "NODUS_TERMINATION_DIR": "/nodus/termination",
         "NODUS_NODE_RANK": "0",
         "NODUS_NUM_NODES": "1",
     }
+    if int(own["epoch"]) > 1 and recovery.get("continuity") != "Restartable":
+        env["NODUS_RESTORED"] = "1"
+    if (recovery.get("checkpoint") or {}).get("format"):
+        env["NODUS_CHECKPOINT_FORMAT"] = recovery["checkpoint"]["format"]
+    if spec.get("completions") is not None:
+        env |= {"NODUS_INDEX": str(own.get("slot", 0)), "NODUS_COMPLETIONS": str(spec["completions"])}
     if TRAINING_LABEL in job.labels:
         env["NODUS_TRAINING_JOB"] = job.labels[TRAINING_LABEL]
-    return env
+    return env | _gang_variables(job, attempt)
+
+
+def _gang_variables(job: Object, attempt: Object) -> dict[str, str]:
+    """Return what a gang's launcher reads, for the gang of one node that is all there is here."""
+    gang = job.spec.get("distributed")
+    if not gang:
+        return {}
+    gpus = request_of(job.spec).gpus
+    env = {
+        "NODE_RANK": "0",
+        "NNODES": "1",
+        "NODUS_GPUS_PER_NODE": str(gpus),
+        "NODUS_NODE_IPS": "127.0.0.1",
+        "NODUS_GANG_EPOCH": str(attempt.spec["epoch"]),
+        "NODUS_GANG_TRANSPORT": "private",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": GANG_PORT,
+    }
+    if (gang.get("launcher") or "Plain") == "Plain":
+        return env | {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
+    return env | {
+        "PET_NNODES": "1",
+        "PET_NODE_RANK": "0",
+        "PET_NPROC_PER_NODE": str(max(1, gpus)),
+        "PET_MAX_RESTARTS": "0",  # restarts are the Job's
+        "PET_RDZV_ID": attempt.name,
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{GANG_PORT}",
+        "PET_LOCAL_ADDR": "127.0.0.1",
+    }
 
 
 def _refuse_unsupported(spec: Mapping[str, Any]) -> None:
-    if not spec.get("command"):
+    """Refuse what admission refuses, for Jobs that did not pass it."""
+    if not spec.get("command") and not spec.get("args"):
         raise StartRefused("the Job has no command", fix="Set spec.command.")
-    policy = ((spec.get("network") or {}).get("egress") or {}).get("policy", "None")
-    if policy not in ("None", "Deny"):
+    policy = ((spec.get("network") or {}).get("egress") or {}).get("policy", "Deny")
+    if policy != "Deny":
         raise StartRefused(f"network access ({policy}) isn't available on this machine", fix="Leave out spec.network.")
-    for name in ("sidecars", "initCommand"):
-        if spec.get(name):
-            raise StartRefused(f"spec.{name} isn't supported here", fix=f"Leave out spec.{name}.")
-    if (spec.get("source") or {}).get("git"):
-        raise StartRefused("spec.source.git isn't supported here", fix="Upload the files: spec.source.blob.")
+    if spec.get("sidecars"):
+        raise StartRefused("spec.sidecars isn't supported here", fix="Leave out spec.sidecars.")
+    if int((spec.get("distributed") or {}).get("nodes") or 1) > 1:
+        raise StartRefused("several nodes aren't supported here", fix="Leave out spec.distributed.")

@@ -66,8 +66,10 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
         services.backend = make_backend(data_dir, services.store)
     backend: LocalBackend = services.backend
     node = node_id(data_dir)
-    attempts = AttemptController(services.store, backend, Lookups(services), node, services.clock)
-    controllers: list[Controller[Any]] = [JobController(node, backend, services.clock), attempts, *others]
+    lookups = Lookups(services)
+    attempts = AttemptController(services.store, backend, lookups, node, services.clock)
+    jobs = JobController(node, backend, services.clock, services.store, lookups)
+    controllers: list[Controller[Any]] = [jobs, attempts, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)
     services.manager = manager
     attempts.wake = lambda uid: manager.wake("Attempt", uid)

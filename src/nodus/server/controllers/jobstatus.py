@@ -1,0 +1,78 @@
+"""A Job's status, put together from what is known of its attempts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from nodus.server.controllers import memberspec
+from nodus.server.controllers.jobslots import Slot, is_indexed, ranges
+from nodus.server.controllers.outcome import EventNote
+
+if TYPE_CHECKING:
+    from nodus.server.store.objects import Object
+
+LISTED_OUTPUTS = 500
+"""How many outputs stand in the Job's own status; the ``outputs`` subresource has all of them."""
+_KEPT = ("startTime", "estimate", "pinned")
+
+
+def basic(job: Object, slots: Sequence[Slot], image: dict[str, str] | None, new: int = 0) -> dict[str, Any]:
+    """Return what stays of the status from pass to pass, brought up to date.
+
+    Args:
+        job: The Job.
+        slots: Its indexes.
+        image: What its image is taken to be.
+        new: How many attempts are about to be created.
+    """
+    cost: dict[str, Any] = {"totalUSD": "0.00", "final": False}
+    if job.spec.get("maxCostUSD") is not None:
+        cost["limitUSD"] = job.spec["maxCostUSD"]
+    status: dict[str, Any] = {
+        "attempts": _counts(job, slots, new),
+        "observedGeneration": job.generation,
+        "cost": cost,
+        **{name: job.status[name] for name in _KEPT if name in job.status},
+    }
+    if is_indexed(job.spec):
+        done = [slot.index for slot in slots if slot.done]
+        status["progress"] = {"units": {"completed": len(done), "total": len(slots)}}
+        status["indexes"] = {
+            "succeeded": ranges(done),
+            "active": ranges([slot.index for slot in slots if slot.live]),
+            "failed": ranges([slot.index for slot in slots if slot.phase in ("Failed", "Lost")]),
+        }
+    if image is not None:
+        status["image"] = image
+    return status
+
+
+def _counts(job: Object, slots: Sequence[Slot], new: int) -> dict[str, int]:
+    total = sum(len(slot.attempts) for slot in slots) + new
+    most = (int(job.spec.get("backoffLimit") or 0) + 1) * len(slots)
+    return {"current": total, "max": most, "total": total}
+
+
+def outputs(job: Object, slots: Sequence[Slot]) -> Iterator[dict[str, Any]]:
+    """Yield the outputs of a Job: of each index those of its newest attempt, with the index where there are several."""
+    indexed = is_indexed(job.spec)
+    for slot in slots:
+        for item in (slot.last.status.get("outputs") or []) if slot.last is not None else []:
+            yield {**item, "index": slot.index} if indexed else item
+
+
+def missing_outputs(job: Object, slots: Sequence[Slot]) -> Iterator[EventNote]:
+    """Yield a warning for each declared output that a Job which succeeded did not write."""
+    for declared in job.spec.get("outputs") or []:
+        path = PurePosixPath(declared["path"])
+        lacking = [slot.index for slot in slots if not _has(slot, path)]
+        if path != PurePosixPath(memberspec.OUTPUT_DIR) and lacking:
+            which = f" by index {ranges(lacking)}" if is_indexed(job.spec) else ""
+            yield EventNote("Warning", "OutputMissing", f"output {declared['name']!r} ({path}) was not written{which}")
+
+
+def _has(slot: Slot, path: PurePosixPath) -> bool:
+    found = slot.last.status.get("outputs") or [] if slot.last is not None else []
+    return any(PurePosixPath(item.get("path") or "/").is_relative_to(path) for item in found)
