@@ -83,9 +83,9 @@ async def test_references_to_nothing_are_named_together(api: Api) -> None:
 
 
 async def test_what_is_not_built_is_refused_and_not_ignored(api: Api) -> None:
-    body = job(sidecars=[{"a": 1}], completions=3, source={"git": {"repo": "x"}}, distributed={"nodes": 2})
-    found = causes(await api.fails(422, "Invalid", "POST", JOBS, json=body))
-    assert set(found) == {"spec.sidecars", "spec.completions", "spec.source.git", "spec.distributed"}
+    body = job(sidecars=[{"a": 1}], completions=3, distributed={"nodes": 2})
+    found = causes(await api.fails(422, "Unsupported", "POST", JOBS, json=body))
+    assert set(found) == {"spec.sidecars", "spec.completions", "spec.distributed.nodes"}
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "-a", "a" * 64, "a/b", "ä", "a b", 5, None, ["a"]])

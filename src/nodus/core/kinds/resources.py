@@ -180,8 +180,17 @@ class Percentiles(Model):
     """Nine times of ten below."""
 
 
+class Startup(Model):
+    """Time to the start of the command."""
+
+    cold: Percentiles | None = None
+    """On a machine that has to be had first."""
+    warm: Percentiles | None = None
+    """On one that is at hand."""
+
+
 class Estimate(Model):
-    """What a dry run expects."""
+    """What a run is expected to take."""
 
     cost_usd: Percentiles | None = Field(default=None, alias="costUSD")
     """Cost to completion in dollars."""
@@ -193,6 +202,10 @@ class Estimate(Model):
     """Step time it is computed from."""
     steps: int | None = None
     """Steps it is computed from."""
+    rate_usd_per_hour: USD | None = Field(default=None, alias="rateUSDPerHour")
+    """Rate of the machines."""
+    startup: Startup | None = None
+    """Time to the start of the command."""
     placement_preview: dict[str, Any] | None = None
     """Offering that would be used."""
     topology: dict[str, int] | None = None
@@ -275,7 +288,7 @@ class RunStatus(Model):
     cost: Cost | None = None
     """Cost so far."""
     estimate: Estimate | None = None
-    """Set in a dry run."""
+    """What it was expected to take when it was created, or would take in a dry run."""
     start_time: str | None = None
     """When it first ran."""
     completion_time: str | None = None
