@@ -175,9 +175,9 @@ class TrainingJob(Run):
         Raises:
             JobFailed: When the run did not succeed.
         """
-        from nodus.client.views import view_for
+        from nodus.client.following import display_for
 
-        with view_for(self) as view:
+        with display_for(self) as view:
             async for update in self.updates.aio(every=every):
                 view.show(update)
         self.raise_if_failed()

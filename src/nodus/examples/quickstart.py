@@ -70,9 +70,9 @@ def follow(run: TrainingJob, console: Console) -> None:
     if not console.is_terminal:
         run.watch()
         return
-    from nodus.client.views import LiveView
+    from nodus.client.following import LiveDisplay
 
-    with LiveView(run, console) as view:
+    with LiveDisplay(run, console) as view:
         for update in run.updates(every=1.0):
             view.show(update)
     run.raise_if_failed()

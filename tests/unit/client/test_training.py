@@ -12,7 +12,7 @@ import pytest
 import nodus
 from nodus import errors
 from nodus.client.training import TrainingJob, usd
-from nodus.client.views import PlainView, comparison_lines, sparkline
+from nodus.client.following import PlainDisplay, comparison_lines, sparkline
 from tests.unit.client.fake_server import Asked, FakeServer, Reply
 
 RUNS = "/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs"
@@ -272,11 +272,11 @@ def test_comparison_that_says_nothing_gives_its_reason() -> None:
 def test_live_view_draws_bars_and_table(server: FakeServer) -> None:
     from rich.console import Console
 
-    from nodus.client.views import LiveView
+    from nodus.client.following import LiveDisplay
 
     out = io.StringIO()
     run = story(server)
-    with LiveView(run, Console(file=out, force_terminal=True, width=100)) as view:
+    with LiveDisplay(run, Console(file=out, force_terminal=True, width=100)) as view:
         for update in run.updates(every=0):
             view.show(update)
     text = out.getvalue()
@@ -285,6 +285,6 @@ def test_live_view_draws_bars_and_table(server: FakeServer) -> None:
 
 
 def test_plain_view_is_used_off_a_terminal() -> None:
-    from nodus.client.views import view_for
+    from nodus.client.following import display_for
 
-    assert isinstance(view_for(None, io.StringIO()), PlainView)  # type: ignore[arg-type]
+    assert isinstance(display_for(None, io.StringIO()), PlainDisplay)  # type: ignore[arg-type]
