@@ -247,7 +247,7 @@ def _run(obj: JsonObject) -> Iterator[str]:
 
 
 def _results(obj: JsonObject) -> Iterator[str]:
-    from nodus.client.views import comparison_lines
+    from nodus.client.following import comparison_lines
 
     status = obj.get("status") or {}
     lines = comparison_lines(status.get("summary") or {})
