@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from nodus.core.errors import AlreadyExists, NotFound
 from nodus.core.kinds import JOB
 from nodus.server.api import watch
 from nodus.server.services import Services
@@ -86,6 +89,96 @@ async def test_bookmarks_come_only_when_asked_for(
         type_, shown = await stream.event()
         assert (type_, shown["kind"], shown["apiVersion"]) == ("BOOKMARK", "Job", "nodus.dev/v1")
         assert int(shown["metadata"]["resourceVersion"]) >= int(version)
+
+
+async def test_bookmarks_come_while_other_kinds_change(
+    api: Api, put: Callable[..., Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "BOOKMARK_INTERVAL_S", 0.1)
+    async with api.stream(f"{JOBS}?watch=true&allowWatchBookmarks=true") as stream:
+        event = asyncio.create_task(stream.event())
+        for number in range(200):
+            put("Volume", f"v{number}")
+            await asyncio.sleep(0.01)  # steadily, so that there never is a quiet moment of the interval's length
+            if event.done():
+                break
+        assert (await event)[0] == "BOOKMARK"
+
+
+async def test_what_is_there_comes_page_by_page_and_each_change_once(
+    api: Api, services: Services, put: Callable[..., Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "REPLAY_ITEMS", 2)
+    uids = [put("Job", f"j{number:02}").uid for number in range(0, 60, 2)]
+
+    async def write() -> None:
+        chosen = random.Random(7)
+        for step in range(150):
+            action, at = chosen.choice(("touch", "touch", "add", "remove")), chosen.randrange(60)
+            if action == "touch":
+                with contextlib.suppress(NotFound):
+                    await services.store.write(objects.update_status, chosen.choice(uids), {"step": step})
+            elif action == "add":
+                with contextlib.suppress(AlreadyExists):
+                    await services.store.write(objects.create, JOB, "default", f"j{at:02}", {"command": ["true"]})
+            else:
+                await api.call("DELETE", f"{JOBS}/j{at:02}")
+
+    writing = asyncio.create_task(write())
+    streams = [api.stream(f"{JOBS}?watch=true") for _ in range(5)]
+    opened = [await stream.__aenter__() for stream in streams]
+    await writing
+    put("Job", "z-last")
+    there = {item["metadata"]["uid"]: item for item in (await api.ok("GET", JOBS))["items"]}
+    for stream in opened:
+        seen: dict[str, Any] = {}
+        newest: dict[str, int] = {}
+        while True:
+            type_, obj = await stream.event()
+            uid, version = obj["metadata"]["uid"], int(obj["metadata"]["resourceVersion"])
+            assert version > newest.get(uid, 0), "a change came twice, or an older one after a newer"
+            newest[uid] = version
+            assert (type_ == "ADDED") == (uid not in seen) or type_ == "DELETED"
+            if type_ == "DELETED":
+                seen.pop(uid, None)
+            else:
+                seen[uid] = obj
+            if obj["metadata"]["name"] == "z-last":
+                break
+        assert seen == there
+    for stream in streams:
+        await stream.__aexit__(None, None, None)
+
+
+async def test_change_is_encoded_once_for_all_watchers(
+    api: Api, put: Callable[..., Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    shown = watch._Watch.shown
+
+    def counted(self: Any, obj: Object, now: Any) -> bytes:
+        made.append(obj.name)
+        return shown(self, obj, now)
+
+    monkeypatch.setattr(watch._Watch, "shown", counted)
+    queries = ["", "&labelSelector=a=b", "&fieldSelector=metadata.name=x", ""]
+    streams = [api.stream(f"{JOBS}?watch=true{query}") for query in queries]
+    opened = [await stream.__aenter__() for stream in streams]
+    put("Job", "x", labels={"a": "b"})
+    assert {name(await stream.event()) for stream in opened} == {("ADDED", "x")}
+    assert made == ["x"]
+    for stream in streams:
+        await stream.__aexit__(None, None, None)
+
+
+async def test_resuming_with_a_selector_over_any_field_sees_what_stopped_matching(
+    api: Api, services: Services, put: Callable[..., Object]
+) -> None:
+    job = put("Job", "a", status={"step": 1})
+    services.store.write_sync(objects.update_status, job.uid, {"step": 2})
+    query = f"watch=true&resourceVersion={job.resource_version}&fieldSelector=status.step=1"
+    async with api.stream(f"{JOBS}?{query}") as stream:
+        assert name(await stream.event()) == ("DELETED", "a")
 
 
 async def test_version_that_is_no_longer_kept_is_an_error_inside_the_stream(

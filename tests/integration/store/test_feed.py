@@ -46,7 +46,7 @@ async def test_subscribe_without_since_starts_now(store: Store) -> None:
     await create(store, "before")
     stream = store.feed.subscribe()
     first = asyncio.ensure_future(anext(stream))
-    await asyncio.to_thread(eventually, lambda: store.feed._waiters)
+    await asyncio.to_thread(eventually, lambda: store.feed._bells)
     await create(store, "a")
     assert (await first).name == "a"
 
@@ -85,6 +85,34 @@ async def test_a_reader_far_behind_misses_nothing(store: Store, monkeypatch: pyt
         await create(store, f"job-{number}")
     await asyncio.to_thread(eventually, lambda: store.feed._floor >= 30)
     assert [name for _, name, _ in await take(stream, 59)] == [f"job-{number}" for number in range(1, 60)]
+
+
+async def test_what_is_kept_is_bounded_by_bytes_and_the_rest_comes_from_the_database(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_KEEP_BYTES", 20_000)
+    monkeypatch.setattr(feed, "_CHUNK_BYTES", 10_000)
+    since = await store.feed.position()
+    await asyncio.to_thread(eventually, lambda: store.feed._thread)
+    for number in range(40):
+        await create(store, f"big-{number}", annotations={"a": "x" * 4_000})
+    await asyncio.to_thread(eventually, lambda: store.feed._cursor == since + 40)
+    assert sum(change.size for change in store.feed._recent) <= 45_000
+    found, _ = await store.feed.after(since)
+    assert 1 <= len(found) <= 4
+    names = [name for _, name, _ in await take(store.feed.subscribe(["Job"], since=since), 40)]
+    assert names == [f"big-{number}" for number in range(40)]
+
+
+async def test_a_change_wakes_a_loop_once_however_many_wait(store: Store) -> None:
+    rv = await store.feed.position()
+    waiting = [asyncio.create_task(store.feed.wait(rv, timeout_s=20)) for _ in range(500)]
+    await asyncio.sleep(0)
+    (bell,) = store.feed._bells.values()
+    first = bell.rung
+    await create(store, "a")
+    assert all(await asyncio.gather(*waiting))
+    assert first.done() and not bell.rung.done()
 
 
 async def test_many_subscribers_see_the_same_under_concurrent_writes(store: Store) -> None:
@@ -139,7 +167,7 @@ async def test_waiting_times_out_and_wakes(store: Store) -> None:
 async def test_closing_ends_subscriptions(store: Store) -> None:
     stream = store.feed.subscribe(since=await store.feed.position())
     waiting = asyncio.create_task(take(stream, 1))
-    await asyncio.to_thread(eventually, lambda: store.feed._waiters)
+    await asyncio.to_thread(eventually, lambda: store.feed._bells)
     await asyncio.to_thread(store.close)
     with pytest.raises(StoreClosed):
         await waiting
@@ -198,18 +226,38 @@ def test_an_object_that_stops_matching_is_deleted_for_the_watcher(store: Store, 
     store.write_sync(objects.update_status, job.uid, {"phase": "Running", "step": 1})
     store.write_sync(objects.update_status, job.uid, {"phase": "Failed"})
     store.write_sync(objects.delete, job)
-    by_phase = Selection(fields=parse_selector("status.phase=Running"))
+    by_phase = Selection(JOB, fields=parse_selector("status.phase=Running"))
     expected = [(None, "a"), ("ADDED", "a"), ("MODIFIED", "a"), ("DELETED", "a"), (None, "a")]
     assert classify(store, by_phase, 0) == expected
     # Who resumes in the middle has shown nothing and knows from the image before.
-    assert classify(store, Selection(fields=parse_selector("status.phase=Running")), 2) == expected[2:]
-    assert classify(store, Selection(labels=parse_selector("app=web")), 3) == [("MODIFIED", "a"), ("DELETED", "a")]
+    assert classify(store, Selection(JOB, fields=parse_selector("status.phase=Running")), 2) == expected[2:]
+    assert classify(store, Selection(JOB, labels=parse_selector("app=web")), 3) == [("MODIFIED", "a"), ("DELETED", "a")]
 
 
 def test_selectors_over_fields_no_index_holds(store: Store, make_job: MakeJob) -> None:
     job = make_job("a", status={"step": 1})
     store.write_sync(objects.update_status, job.uid, {"step": 2})
     store.write_sync(objects.update_status, job.uid, {"step": 3})
-    selection = Selection(fields=parse_selector("status.step=1"))
+    selection = Selection(JOB, fields=parse_selector("status.step=1"))
     selection.show(job.uid)
     assert classify(store, selection, 1) == [("DELETED", "a"), (None, "a")]
+
+
+def test_who_resumes_with_a_selector_over_such_a_field_is_told_from_the_change_before(
+    store: Store, make_job: MakeJob
+) -> None:
+    job = make_job("a", status={"step": 1})
+    for step in (2, 1, 3):
+        store.write_sync(objects.update_status, job.uid, {"step": step})
+    (_, was_two, was_one), _ = store.read_sync(changes.read_after, 1)
+    for change, expected in ((was_two, "ADDED"), (was_one, "DELETED")):
+        selection = Selection(JOB, fields=parse_selector("status.step=1"))
+        assert selection.unsure(change)
+        selection.tell(change, store.read_sync(changes.object_before, change))
+        assert selection.classify(change) == expected
+        assert not selection.unsure(change)
+    # Nothing is known any more: better one DELETED too many than an object that stays for ever.
+    store.write_sync(changes.prune, keep_rows=1)
+    selection = Selection(JOB, fields=parse_selector("status.step=1"))
+    selection.tell(was_one, store.read_sync(changes.object_before, was_one))
+    assert selection.classify(was_one) == "DELETED"

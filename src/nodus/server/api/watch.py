@@ -2,14 +2,20 @@
 
 Without a resourceVersion the stream starts with the current objects; with one, with the first change after it. A
 version that is no longer kept is an ERROR event with code 410, inside the stream: clients that get an HTTP status
-instead give up. Bookmarks are sent only when asked for.
+instead give up. Bookmarks are sent only when asked for, and then every half minute.
+
+A stream holds little, however slowly it is read: what is there is read page by page, a change is encoded once for all
+watchers, and a piece of some kilobytes is the most that waits to be sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -25,7 +31,7 @@ from nodus.server.api.present import project_filter
 from nodus.server.api.reading import require_project
 from nodus.server.api.streaming import StreamResponse
 from nodus.server.kinds import admission_of
-from nodus.server.store import objects
+from nodus.server.store import changes, objects
 from nodus.server.store.changes import Change, Selection
 from nodus.server.store.errors import StoreClosed
 
@@ -35,6 +41,11 @@ if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
 BOOKMARK_INTERVAL_S = 30.0
+LOOK_INTERVAL_S = 30.0
+"""How often a stream without news looks whether it still may go on."""
+PIECE_BYTES = 32 * 1024
+REPLAY_ITEMS = 200
+REPLAY_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -49,19 +60,36 @@ class _Watch:
     bookmarks: bool
     timeout_s: float | None
 
-    def line(self, type_: str, wire: dict[str, Any]) -> bytes:
-        """One event as a line."""
-        shown: dict[str, Any] = admission_of(self.kind).render(wire)
+    def shown(self, obj: Object, now: datetime) -> bytes:
+        """The object as the watcher gets it, as JSON."""
+        wire: dict[str, Any] = admission_of(self.kind).render(obj.to_wire())
         if self.table:
             version = {"resourceVersion": wire["metadata"]["resourceVersion"]}
-            shown = tables.table(self.kind, [shown], self.call.services.clock.now(), version)
-        return json_bytes({"type": type_, "object": shown}) + b"\n"
+            wire = tables.table(self.kind, [wire], now, version)
+        return json_bytes(wire)
+
+    def shown_once(self, change: Change) -> bytes:
+        """The same for a change, made once for all watchers; Tables once a second, because they hold ages."""
+        now = self.call.services.clock.now()
+        form = ("Table", int(now.timestamp())) if self.table else "object"
+        found = change.encoded.get(form)
+        if found is None:
+            found = self.shown(change.object, now)
+            if self.table:
+                change.encoded.pop(next((key for key in change.encoded if key != "object"), None), None)
+            change.encoded[form] = found
+        return found
 
     def bookmark(self, rv: int) -> bytes:
         """A bookmark: everything up to ``rv`` was sent."""
         metadata = {"resourceVersion": str(rv)}
         head = {"kind": self.kind.name, "apiVersion": self.kind.api_version, "metadata": metadata}
         return json_bytes({"type": "BOOKMARK", "object": head}) + b"\n"
+
+
+def line(type_: str, shown: bytes) -> bytes:
+    """One event as a line."""
+    return b'{"type":"' + type_.encode() + b'","object":' + shown + b"}\n"
 
 
 async def watch(call: Call, kind: Kind) -> Response:
@@ -71,20 +99,18 @@ async def watch(call: Call, kind: Kind) -> Response:
     fields = parse_selector(call.query("fieldSelector") or "")
     timeout_s = call.number("timeoutSeconds", 0, 86_400)
     wanted = _Watch(
-        call=call, kind=kind, selection=Selection(labels, fields), sees=project_filter(call.principal, kind),
+        call=call, kind=kind, selection=Selection(kind, labels, fields), sees=project_filter(call.principal, kind),
         table=tables.wants_table(call.request), bookmarks=call.flag("allowWatchBookmarks"),
         timeout_s=None if timeout_s is None else float(timeout_s),
     )  # fmt: skip
     since = _version(call)
-    if since is not None:
-        return _respond(wanted, [], since)
-    first, now = await call.services.store.read(_current, wanted, labels, fields)
-    return _respond(wanted, first, now)
 
+    async def read(token: str | None) -> objects.Page:
+        return await call.services.store.read(_page, wanted, labels, fields, token)
 
-def _respond(wanted: _Watch, first: list[Object], since: int) -> Response:
-    body = _events(wanted, first, since)
-    return StreamResponse(body, wanted.call.services.stopping, "application/json")
+    # The first page comes before the answer begins, so that a project that is not there is a 404.
+    first = await read(None) if since is None else None
+    return StreamResponse(_events(wanted, read, first, since), call.services.stopping, "application/json")
 
 
 def _version(call: Call) -> int | None:
@@ -96,60 +122,121 @@ def _version(call: Call) -> int | None:
     return int(text)
 
 
-def _current(conn: Connection, wanted: _Watch, labels: Any, fields: Any) -> tuple[list[Object], int]:
+def _page(conn: Connection, wanted: _Watch, labels: Any, fields: Any, token: str | None) -> objects.Page:
     project = wanted.call.project
-    require_project(conn, project)
-    page = objects.list_(conn, wanted.kind, project, labels=labels, fields=fields)
-    return page.items, page.resource_version
+    if token is None:
+        require_project(conn, project)
+    return objects.list_(
+        conn, wanted.kind, project, labels=labels, fields=fields, limit=REPLAY_ITEMS, most_bytes=REPLAY_BYTES,
+        continue_=token, visible=wanted.sees,
+    )  # fmt: skip
 
 
-async def _events(wanted: _Watch, first: list[Object], position: int) -> AsyncIterator[bytes]:
+async def _events(
+    wanted: _Watch, read: Callable[[str | None], Awaitable[objects.Page]], first: objects.Page | None, since: int | None
+) -> AsyncIterator[bytes]:
     gauge = wanted.call.services.metrics.watches
     gauge.inc()
+    replay = _Replay(wanted, read)
     try:
-        for obj in first:
-            if wanted.sees(obj):
-                wanted.selection.show(obj.uid)
-                yield wanted.line("ADDED", obj.to_wire())
-        async for line in _live(wanted, position):
-            yield line
+        if first is not None:
+            since = first.resource_version
+            replaying, first = replay.pieces(first), None  # what was sent is not kept
+            async with aclosing(replaying) as pieces:
+                async for piece in pieces:
+                    yield piece
+        async with aclosing(_live(wanted, replay, since or 0)) as pieces:
+            async for piece in pieces:
+                yield piece
     except StoreClosed:
         return
     except NodusError as error:
-        yield _error(error)
+        yield line("ERROR", json_bytes(error.to_status()))
     finally:
         gauge.dec()
 
 
-def _error(error: NodusError) -> bytes:
-    return json_bytes({"type": "ERROR", "object": error.to_status()}) + b"\n"
+class _Replay:
+    """What is there when a watch begins, as ADDED, page by page.
+
+    Pages after the first may already have changes that the live part comes to later; those are not sent twice.
+    """
+
+    def __init__(self, wanted: _Watch, read: Callable[[str | None], Awaitable[objects.Page]]) -> None:
+        self._wanted = wanted
+        self._read = read
+        self._sent: dict[str, int] = {}
+        self._newest = 0
+
+    async def pieces(self, page: objects.Page) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of the page and of those that follow it."""
+        wanted, begun = self._wanted, page.resource_version
+        while True:
+            items = page.items[::-1]
+            token, later = page.continue_, page.snapshot > begun
+            self._newest = max(self._newest, page.snapshot)
+            del page  # a slow reader holds one piece, not the page
+            piece = b""
+            while items:
+                obj = items.pop()
+                wanted.selection.show(obj.uid)
+                if later:
+                    self._sent[obj.uid] = obj.resource_version
+                piece += line("ADDED", wanted.shown(obj, wanted.call.services.clock.now()))
+                if len(piece) >= PIECE_BYTES or not items:
+                    yield piece
+                    piece = b""
+            if token is None:
+                return
+            page = await self._read(token)
+
+    def covers(self, change: Change) -> bool:
+        """Whether what was sent is already as new as a change."""
+        if change.rv > self._newest:
+            self._sent.clear()
+            return False
+        return change.rv <= self._sent.get(change.uid, 0)
 
 
-async def _live(wanted: _Watch, position: int) -> AsyncIterator[bytes]:
+async def _live(wanted: _Watch, replay: _Replay, position: int) -> AsyncGenerator[bytes, None]:
     feed = wanted.call.services.store.feed
     kinds = frozenset({wanted.kind.name})
-    clock = wanted.call.services.clock
-    end_s = clock.monotonic() + wanted.timeout_s if wanted.timeout_s is not None else math.inf
-    bookmark_due = False
+    now_s = asyncio.get_running_loop().time
+    end_s = math.inf if wanted.timeout_s is None else now_s() + wanted.timeout_s
+    bookmark_s = now_s() + BOOKMARK_INTERVAL_S if wanted.bookmarks else math.inf
     standing = Standing(wanted.call.request, wanted.call.services)
     while True:
         await standing.check()
-        found, position = await feed.after(position, kinds)
-        lines = [line for change in found if (line := _line_of(wanted, change)) is not None]
-        if lines:
-            yield b"".join(lines)
-        elif bookmark_due and wanted.bookmarks:
+        found, reached = await feed.after(position, kinds)
+        piece = b""
+        for change in found:
+            position = change.rv
+            if not replay.covers(change):
+                piece += await _line_of(wanted, change)
+            if len(piece) >= PIECE_BYTES:
+                break
+        else:
+            position = reached
+        more = position < reached
+        del found  # while the piece waits to be sent, nothing else is held for this watcher
+        if piece:
+            yield piece
+        if now_s() >= bookmark_s:
             yield wanted.bookmark(position)
-        left_s = end_s - clock.monotonic()
-        if left_s <= 0:
+            bookmark_s = now_s() + BOOKMARK_INTERVAL_S
+        if (left_s := end_s - now_s()) <= 0:
             return
-        bookmark_due = not await feed.wait(position, min(left_s, BOOKMARK_INTERVAL_S))
+        if not more:
+            await feed.wait(position, max(0.0, min(left_s, bookmark_s - now_s(), LOOK_INTERVAL_S)))
 
 
-def _line_of(wanted: _Watch, change: Change) -> bytes | None:
+async def _line_of(wanted: _Watch, change: Change) -> bytes:
+    """The line of a change; empty when the watcher does not see it."""
     if wanted.call.project is not None and change.project != wanted.call.project:
-        return None
+        return b""
     if not wanted.sees(change.object):
-        return None
+        return b""
+    if wanted.selection.unsure(change):
+        wanted.selection.tell(change, await wanted.call.services.store.read(changes.object_before, change))
     type_ = wanted.selection.classify(change)
-    return None if type_ is None else wanted.line(type_, change.wire)
+    return b"" if type_ is None else line(type_, wanted.shown_once(change))

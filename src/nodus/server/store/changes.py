@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, cast
 
 from sqlalchemy import Connection, delete, func, select, text
 
 from nodus.core.errors import Expired
+from nodus.core.kinds import Kind
 from nodus.core.selectors import Requirement, matches_fields, matches_labels
 from nodus.server.store.codec import loads
 from nodus.server.store.context import now_us, org_of, rv_now
@@ -20,6 +21,8 @@ ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 RETAIN_S = 24 * 3600
 RETAIN_ROWS = 20_000
+_KNOWN_LIMIT = 10_000
+_PORTION = 16
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,22 @@ class Change:
     uid: str
     before: str | None
     image: str
+    encoded: dict[Any, bytes] = field(default_factory=dict, compare=False, repr=False)
+    """What watchers are sent for it, by form; made by the first that needs it, for all of them."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory, before anybody looks into it."""
+        return len(self.image) + len(self.before or "") + 500
 
     @cached_property
     def object(self) -> Object:
         """The object after the change; for DELETED its last state. Its resourceVersion is the change's."""
         return from_image(self.kind, self.project, self.name, self.uid, self.rv, self.image)
 
-    @cached_property
+    @property
     def wire(self) -> dict[str, Any]:
-        """The object's wire form, shared by all watchers: read-only."""
+        """The object's wire form: read-only."""
         return self.object.to_wire()
 
     @cached_property
@@ -55,36 +65,58 @@ class Selection:
     """What one watcher sees through its selectors.
 
     An object that begins to match is ADDED, one that stops is DELETED, whatever happened to it in the database. Whether
-    it matched before is known from what the watcher was shown and from the image kept with the change.
+    it matched before is known from the image kept with the change; for fields that its kind does not declare as
+    selectable, from what the watcher was shown, else from the change before (:meth:`unsure`, :func:`object_before`).
     """
 
-    def __init__(self, labels: tuple[Requirement, ...] = (), fields: tuple[Requirement, ...] = ()) -> None:
+    def __init__(
+        self, kind: Kind | None = None, labels: tuple[Requirement, ...] = (), fields: tuple[Requirement, ...] = ()
+    ) -> None:
         self._labels = labels
         self._fields = fields
-        self._shown: set[str] = set()
+        declared = {"metadata.name", "metadata.namespace", *(kind.selectable_fields if kind is not None else ())}
+        self._remembers = any(term.key not in declared for term in fields)
+        self._known: dict[str, bool] = {}
 
     def show(self, uid: str) -> None:
         """Note that the watcher has the object, from a list or as a first event."""
-        self._shown.add(uid)
+        self._know(uid, True)
+
+    def unsure(self, change: Change) -> bool:
+        """Whether :meth:`classify` needs to be told what the object was before the change."""
+        return self._remembers and change.type != "ADDED" and change.uid not in self._known
+
+    def tell(self, change: Change, before: Object | None) -> None:
+        """Say what the object was before a change; ``None`` when that is not kept any more."""
+        self._know(change.uid, before is None or self._fits(before))
 
     def classify(self, change: Change) -> ChangeType | None:
         """Return the event that the watcher gets for a change, or None for no event."""
         if not self._labels and not self._fields:
             return change.type
-        before = change.type != "ADDED" and (change.uid in self._shown or self._matched_before(change))
-        after = change.type != "DELETED" and self._matches(change)
+        before = change.type != "ADDED" and self._matched_before(change)
+        after = change.type != "DELETED" and self._fits(change.object)
+        self._know(change.uid, after)
         if after:
-            self._shown.add(change.uid)
             return "MODIFIED" if before else "ADDED"
-        self._shown.discard(change.uid)
         return "DELETED" if before else None
 
-    def _matches(self, change: Change) -> bool:
-        if not matches_labels(self._labels, change.object.labels):
+    def _know(self, uid: str, shown: bool) -> None:
+        if not self._remembers:
+            return
+        self._known.pop(uid, None)
+        self._known[uid] = shown
+        if len(self._known) > _KNOWN_LIMIT:
+            del self._known[next(iter(self._known))]
+
+    def _fits(self, obj: Object) -> bool:
+        if not matches_labels(self._labels, obj.labels):
             return False
-        return not self._fields or matches_fields(self._fields, change.wire)
+        return not self._fields or matches_fields(self._fields, obj.to_wire())
 
     def _matched_before(self, change: Change) -> bool:
+        if self._remembers:
+            return self._known.get(change.uid, True)
         if not matches_labels(self._labels, change.seen_before.get("labels", {})):
             return False
         fields: dict[str, str] = change.seen_before.get("fields", {})
@@ -93,9 +125,16 @@ class Selection:
 
 
 def read_after(
-    conn: Connection, rv: int, *, kinds: Collection[str] | None = None, limit: int = 500
+    conn: Connection, rv: int, *, kinds: Collection[str] | None = None, limit: int = 500, most_bytes: int = 1024 * 1024
 ) -> tuple[list[Change], int]:
-    """Return up to ``limit`` changes beyond ``rv``, and the number up to which they are complete.
+    """Return the changes beyond ``rv``, and the number up to which they are complete.
+
+    Args:
+        conn: a transaction.
+        rv: the last one that the caller knows.
+        kinds: names of the kinds wanted; None means all.
+        limit: most changes.
+        most_bytes: stop once the changes are so large together; one is returned in any case.
 
     Raises:
         Expired: changes beyond ``rv`` were dropped already, or ``rv`` was never given out.
@@ -106,8 +145,34 @@ def read_after(
     query = select(changes).where(changes.c.org == org_of(conn), changes.c.rv > rv).order_by(changes.c.rv).limit(limit)
     if kinds is not None:
         query = query.where(changes.c.kind.in_(sorted(kinds)))
-    found = [_from_row(row) for row in conn.execute(query)]
-    return found, found[-1].rv if len(found) == limit else newest
+    found: list[Change] = []
+    size = 0
+    # In small portions: a change can be a megabyte, and a reader that is far behind shall not load hundreds of them.
+    with conn.execute(query.execution_options(yield_per=_PORTION)) as rows:
+        for row in rows:
+            found.append(_from_row(row))
+            size += found[-1].size
+            if size >= most_bytes:
+                break
+    complete = len(found) < limit and size < most_bytes
+    return found, newest if complete else found[-1].rv
+
+
+def object_before(conn: Connection, change: Change) -> Object | None:
+    """Return the object as it was before a change, or None when the change before that is not kept."""
+    query = (
+        select(changes)
+        .where(
+            changes.c.rv < change.rv,
+            changes.c.org == org_of(conn),
+            changes.c.kind == change.kind,
+            changes.c.uid == change.uid,
+        )
+        .order_by(changes.c.rv.desc())
+        .limit(1)
+    )
+    row = conn.execute(query).first()
+    return None if row is None else _from_row(row).object
 
 
 def expired(rv: int) -> Expired:

@@ -1,7 +1,8 @@
 """The feed of changes: one thread a process reads the ``changes`` table and wakes whoever waits for it.
 
-Subscribers share the latest changes in memory; one that falls behind, or resumes from an older resourceVersion, reads
-what it lacks from the database. Nothing is queued per subscriber, so a slow watcher costs nothing.
+Subscribers share the latest changes in memory, bounded by number and by bytes; one that falls behind, or resumes from
+an older resourceVersion, reads what it lacks from the database, a little at a time. Nothing is queued per subscriber,
+so a slow watcher costs nothing. A change wakes an event loop once, however many of its tasks wait.
 
     async for change in store.feed.subscribe(["Job"], since=page.resource_version):
         ...
@@ -34,7 +35,11 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _KEEP = 2_000
+_KEEP_BYTES = 4 * 1024 * 1024
+"""Of images; what watchers make of them (objects, lines) takes some times that."""
 _CHUNK = 500
+_CHUNK_BYTES = 256 * 1024
+"""Of what is read from the database at a time for one subscriber that is behind."""
 _CHANNEL = "nodus_changes"
 
 
@@ -51,7 +56,8 @@ class Feed:
         self._recent: list[Change] = []
         # Changes above _floor and up to _cursor are all in _recent.
         self._floor = self._cursor = 0
-        self._waiters: set[_Waiter] = set()
+        self._recent_bytes = 0
+        self._bells: dict[asyncio.AbstractEventLoop, _Bell] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
         self._wake_r, self._wake_w = os.pipe()
@@ -126,25 +132,23 @@ class Feed:
         Raises:
             StoreClosed: the store was closed.
         """
-        waiter = _Waiter(asyncio.get_running_loop(), asyncio.Event())
+        loop = asyncio.get_running_loop()
         with self._lock:
-            self._waiters.add(waiter)
+            bell = self._bells.get(loop)
+            if bell is None:
+                bell = self._bells[loop] = _Bell(loop)
+            rung = bell.rung
             ready = self._cursor > rv or self._closed
-        try:
-            if not ready:
-                async with asyncio.timeout(timeout_s):
-                    await waiter.event.wait()
-        except TimeoutError:
-            return False
-        finally:
-            with self._lock:
-                self._waiters.discard(waiter)
+        if not ready:
+            done, _ = await asyncio.wait((rung,), timeout=timeout_s)
+            if not done:
+                return False
         if self._closed:
             raise StoreClosed("the store is closed")
         return True
 
     def _read_after(self, rv: int, kinds: Collection[str] | None) -> tuple[list[Change], int]:
-        found, reached = self._read(changes.read_after, rv, kinds=kinds, limit=_CHUNK)
+        found, reached = self._read(changes.read_after, rv, kinds=kinds, limit=_CHUNK, most_bytes=_CHUNK_BYTES)
         return found, reached
 
     def _start(self) -> int:
@@ -183,29 +187,51 @@ class Feed:
                 return
             with self._lock:
                 self._recent.extend(found)
+                self._recent_bytes += sum(change.size for change in found)
                 self._cursor = reached
-                if len(self._recent) > 2 * _KEEP:
-                    self._floor = self._recent[-_KEEP - 1].rv
-                    del self._recent[:-_KEEP]
+                if len(self._recent) > 2 * _KEEP or self._recent_bytes > 2 * _KEEP_BYTES:
+                    self._trim()
             self._wake_all()
+
+    def _trim(self) -> None:
+        """Drop the oldest until what is kept is small enough again."""
+        kept, first = 0, len(self._recent)
+        while first > 0 and len(self._recent) - first < _KEEP and kept < _KEEP_BYTES:
+            first -= 1
+            kept += self._recent[first].size
+        if first > 0:
+            self._floor = self._recent[first - 1].rv
+            del self._recent[:first]
+        self._recent_bytes = kept
 
     def _skip(self) -> None:
         """Start over at the newest change, after more went by than is retained; subscribers find out by themselves."""
         newest = int(self._read(rv_now))
         with self._lock:
             self._recent.clear()
+            self._recent_bytes = 0
             self._floor = self._cursor = newest
         self._wake_all()
 
     def _wake_all(self) -> None:
         with self._lock:
-            waiters = list(self._waiters)
-        for waiter in waiters:
+            bells = [bell for bell in self._bells.values() if not bell.pending]
+            for bell in bells:
+                bell.pending = True
+        for bell in bells:
             try:
-                waiter.loop.call_soon_threadsafe(waiter.event.set)
+                bell.loop.call_soon_threadsafe(self._ring, bell)
             except RuntimeError:
                 # Its loop was closed; nobody waits any more.
-                continue
+                with self._lock:
+                    self._bells.pop(bell.loop, None)
+
+    def _ring(self, bell: _Bell) -> None:
+        """Wake everybody who waits in this loop; runs there."""
+        with self._lock:
+            bell.pending = False
+            rung, bell.rung = bell.rung, bell.loop.create_future()
+        rung.set_result(None)
 
     def _wait_for_news(self) -> None:
         self._pause()
@@ -265,14 +291,16 @@ class PostgresFeed(Feed):
             self._conn = None
 
 
-class _Waiter:
-    """One coroutine that waits, compared by identity."""
+class _Bell:
+    """What all tasks of one event loop wait for."""
 
-    __slots__ = ("event", "loop")
+    __slots__ = ("loop", "pending", "rung")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.event = event
+        self.pending = False
+        """It will ring in a moment; once is enough."""
+        self.rung: asyncio.Future[None] = loop.create_future()
 
 
 def _number(change: Change) -> int:

@@ -28,6 +28,7 @@ Selector = str | Mapping[str, str] | tuple[Requirement, ...] | None
 """A selector as text, as wanted values by key, or parsed."""
 
 _CHUNK = 200
+_PORTION = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Page:
     """What to start a watch from."""
     continue_: str | None = None
     """Token of the next page; None on the last."""
+    snapshot: int = 0
+    """The resourceVersion at which this page was read; that of the first page or later."""
 
 
 def requirements(selector: Selector) -> tuple[Requirement, ...]:
@@ -65,6 +68,7 @@ def list_(
     fields: Selector = None,
     limit: int | None = None,
     continue_: str | None = None,
+    most_bytes: int | None = None,
     visible: Callable[[Object], bool] | None = None,
 ) -> Page:
     """Return objects of a kind in the order of project and name.
@@ -77,6 +81,7 @@ def list_(
         fields: field selector over dotted paths of the wire form; declared ones are found through an index.
         limit: most items of the page; None gives all.
         continue_: the token of the page before.
+        most_bytes: end the page once its objects are so large together; it has one in any case.
         visible: which objects the caller may see; None means all.
 
     Raises:
@@ -84,21 +89,24 @@ def list_(
         Expired: the token is older than the retained changes; start over.
     """
     wanted_labels, wanted_fields = requirements(labels), requirements(fields)
-    rv, after = rv_now(conn), None
+    snapshot = rv_now(conn)
+    rv, after = snapshot, None
     if continue_:
         rv, after = _decode(continue_)
         if rv < changes.horizon(conn):
             raise Expired("the list's continue token is too old", fix="List again without it.")
     query = _query(org_of(conn), kind, project, wanted_labels, wanted_fields)
     items: list[Object] = []
-    for obj in _scan(conn, query, after, limit):
+    size = 0
+    for obj, stored in _scan(conn, query, after, limit):
         if not _matches(obj, wanted_labels, wanted_fields) or (visible is not None and not visible(obj)):
             continue
-        if limit is not None and len(items) == limit:
+        if items and (len(items) == limit or (most_bytes is not None and size >= most_bytes)):
             last = items[-1]
-            return Page(items, rv, _encode(rv, last.project or "", last.name))
+            return Page(items, rv, _encode(rv, last.project or "", last.name), snapshot)
         items.append(obj)
-    return Page(items, rv)
+        size += stored
+    return Page(items, rv, None, snapshot)
 
 
 def count(conn: Connection, kind: Kind, project: str | None) -> int:
@@ -139,20 +147,22 @@ def _indexed(table: Any, key_column: str, org: str, term: Requirement) -> Column
     return None
 
 
-def _scan(conn: Connection, query: Select[Any], after: tuple[str, str] | None, limit: int | None) -> Iterator[Object]:
-    """Yield the rows of a query; in chunks where only a page is wanted."""
-    if limit is None:
-        if after is not None:
-            query = query.where(_beyond(after))
-        yield from map(from_row, conn.execute(query))
-        return
-    size = min(limit + 1, _CHUNK)
+def _scan(
+    conn: Connection, query: Select[Any], after: tuple[str, str] | None, limit: int | None
+) -> Iterator[tuple[Object, int]]:
+    """Yield the objects of a query with their sizes in bytes; in chunks where only a page is wanted."""
+    size = None if limit is None else min(limit + 1, _CHUNK)
     while True:
-        chunk = conn.execute((query if after is None else query.where(_beyond(after))).limit(size)).all()
-        yield from map(from_row, chunk)
-        if len(chunk) < size:
+        chunk = query if after is None else query.where(_beyond(after))
+        seen = 0
+        # Rows come in small portions, because an object can be a megabyte.
+        with conn.execute(chunk.limit(size).execution_options(yield_per=_PORTION)) as rows:
+            for row in rows:
+                seen += 1
+                after = (row.project, row.name)
+                yield from_row(row), len(row.spec) + len(row.status) + len(row.annotations)
+        if size is None or seen < size:
             return
-        after = (chunk[-1].project, chunk[-1].name)
 
 
 def _beyond(after: tuple[str, str]) -> ColumnElement[bool]:
