@@ -82,8 +82,9 @@ def ssh_fingerprint(public_key: str) -> str:
     Raises:
         ValueError: The text is no public key; it is never quoted, it could be a private one.
     """
-    words = public_key.split()
-    if len(words) < 2 or words[0] not in _SSH_TYPES or not public_key.isprintable():
+    line = public_key.strip()
+    words = line.split()
+    if len(words) < 2 or words[0] not in _SSH_TYPES or not line.isprintable():
         raise ValueError(f"one line like 'ssh-ed25519 AAAA... name' is expected; types are {', '.join(_SSH_TYPES)}")
     try:
         blob = base64.b64decode(words[1], validate=True)

@@ -38,6 +38,8 @@ class Services:
     """Model resolution: hub, library, default model."""
     manager: Any = None
     """The controller manager, once it runs."""
+    limits: Any = None
+    """Limits on logins; made with the application."""
     checks: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     """What can be degraded while the server works: name to a function that says how, or ``None`` when all is well."""
 

@@ -95,6 +95,17 @@ class Signer:
         """What an idempotency record keeps of a request: keyed, so that a secret in it can't be guessed."""
         return "hmac:" + hmac.new(self._subkey("request", self.current), request, hashlib.sha256).hexdigest()
 
+    # Logins ---------------------------------------------------------------------------------------------------
+
+    def code_digest(self, code: str) -> str:
+        """The stored form of a code that a login goes by."""
+        return hmac.new(self._subkey("login", self.current), code.encode(), hashlib.sha256).hexdigest()
+
+    def form_token(self, cookie: str, page: str) -> str:
+        """What a page's form carries to show that it came from that page, in the browser that has the cookie."""
+        text = json.dumps([cookie, page], separators=(",", ":"))
+        return hmac.new(self._subkey("form", self.current), text.encode(), hashlib.sha256).hexdigest()
+
     # Attempt tokens -------------------------------------------------------------------------------------------
 
     def attempt_token(self, attempt_uid: str) -> str:

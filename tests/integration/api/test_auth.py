@@ -16,7 +16,10 @@ from nodus.server.store import Object, events, objects
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import JOBS, SECRETS, TRAINING_JOBS, V1, VOLUMES, job
 
-PUBLIC = ("/healthz", "/readyz", "/.well-known/", "/blobs/v1/signed/")
+PUBLIC = (
+    "/healthz", "/readyz", "/.well-known/", "/blobs/v1/signed/", "/cli-auth", "/device",
+    "/auth/device/", "/auth/cli-keys/",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

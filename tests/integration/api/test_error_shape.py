@@ -12,6 +12,8 @@ from nodus.server.services import Services
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import JOBS
 
+OAUTH = ("/auth/device/token",)
+"""Answers in the words of RFC 8628, which its clients decode."""
 ALL_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 FILLS = {
     "version": ["v1", "v1beta1", "v9"],
@@ -50,7 +52,7 @@ async def test_every_route_answers_errors_alike_and_never_500(app: Any, api: Api
                 answer = await api.call(method, path, content=b"{}", headers={"Content-Type": "application/json"})
                 assert "X-Request-Id" in answer.headers
                 assert answer.status_code < 500, (method, path, answer.text)
-                if answer.status_code >= 400:
+                if answer.status_code >= 400 and path not in OAUTH:
                     seen += 1
                     assert_shape(answer)
     assert seen > 100

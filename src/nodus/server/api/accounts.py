@@ -72,6 +72,8 @@ def _mint(
     auditing.note(conn, call, "create", API_KEY, obj)
     wire = obj.to_wire()
     wire = {**wire, "status": {**wire["status"], "token": key}}
+    # Published clients read the key and its end beside the object.
+    wire |= {"token": key, "expirationTime": wire["status"]["expirationTime"]}
     if request is not None:
         idempotent.complete(conn, call, request, 201, wire, sealed=True)
     return wire

@@ -20,6 +20,9 @@ from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
 from nodus.server.api.middleware import RequestMiddleware
 from nodus.server.api.routes import Operation, subresource
+from nodus.server.login import routes as login_routes
+from nodus.server.login.grants import org_name
+from nodus.server.login.limits import Limits
 from nodus.server.services import Services
 from nodus.server.store import listing, objects
 
@@ -31,6 +34,7 @@ READY_TIMEOUT_S = 5.0
 
 def create_app(services: Services) -> ASGIApp:
     """The application of one server."""
+    services.limits = services.limits or Limits(services.clock)
     return RequestMiddleware(_App(services), services.metrics)
 
 
@@ -132,7 +136,7 @@ async def configuration(request: Request, services: Services) -> Response:
     """What a client may know before it logs in: where the console is, and which model a run gets that names none."""
     has_gpu = bool(machine.describe().gpus)
     found = {
-        "consoleURL": services.base_url,
+        "consoleURL": blobs.origin(request, services),
         "version": __version__,
         "device": "GPU" if has_gpu else "CPU",
         "defaultModel": services.models.default_model(has_gpu=has_gpu) if services.models is not None else None,
@@ -147,7 +151,8 @@ async def get_whoami(call: Call) -> Response:
     reach = call.principal.projects
     projects = [project.name for project in found.items if project.name != CATALOG_PROJECT]
     projects = [name for name in projects if not reach or name in reach]
-    return json_response(whoami(call.principal, store.org, call.services.settings.org_name, projects))
+    org = await store.read(objects.find_by_uid, store.org)
+    return json_response(whoami(call.principal, store.org, org_name(call.services, org), projects))
 
 
 async def get_namespace(call: Call) -> Response:
@@ -186,6 +191,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("/apis/nodus.dev/{version}", discovery.resources),
     Operation("/blobs/v1/namespaces/{project}/uploads", blobs.grant_upload, ("POST",), body={"type": "object"}),
     Operation("/blobs/v1/namespaces/{project}/blobs/{sha256}", blobs.get_blob, answer=None, status=302),
+    *login_routes.OPERATIONS,
 )  # fmt: skip
 """Every route beside the kinds' own."""
 

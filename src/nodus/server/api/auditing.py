@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _DEPTH = 3
+_QUERIES = ("/metrics/",)
+"""Beginnings of paths whose POST only asks."""
 
 
 def actor_of(call: Call) -> Actor:
@@ -79,7 +81,7 @@ async def note_request(call: Call, path: str, response: Response) -> None:
         path: the route's template.
         response: its answer.
     """
-    if call.audited or call.method == "GET" or call.principal.attempt is not None:
+    if call.audited or call.method == "GET" or call.principal.attempt is not None or path.startswith(_QUERIES):
         return
     if response.status_code >= 400 or "idempotent-replayed" in response.headers or call.query("dryRun"):
         return

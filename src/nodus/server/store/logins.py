@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from nodus.server.store.codec import dumps, from_us, loads
+from nodus.server.store.codec import dumps, loads
 from nodus.server.store.context import now_us, org_of
 from nodus.server.store.schema import logins
 
@@ -32,7 +32,8 @@ class Login(NamedTuple):
     """Uid of the member who approved it, or whom a sign-in code is for."""
     grant: Mapping[str, Any]
     """``scopes``, ``projects`` and ``approver`` (uid of an APIKey or None)."""
-    age_s: float
+    over: bool
+    """Its time has run out."""
 
 
 def add(
@@ -82,25 +83,22 @@ def add(
 
 
 def find(conn: Connection, kind: Kind, digest: str) -> Login | None:
-    """Return the login that a code redeems, unless it is over."""
+    """Return the login that a code redeems; it may be over."""
     return _one(conn, kind, logins.c.digest == digest)
 
 
 def find_by_user_code(conn: Connection, digest: str) -> Login | None:
-    """Return the device login that a person's code names, unless it is over."""
+    """Return the device login that a person's code names; it may be over."""
     return _one(conn, "device", logins.c.user_digest == digest)
 
 
 def _one(conn: Connection, kind: Kind, condition: Any) -> Login | None:
-    query = select(logins).where(
-        condition, logins.c.kind == kind, logins.c.org == org_of(conn), logins.c.expires_us > now_us(conn)
-    )
+    query = select(logins).where(condition, logins.c.kind == kind, logins.c.org == org_of(conn))
     row = conn.execute(query).first()
     if row is None:
         return None
-    age_s = (from_us(now_us(conn)) - from_us(row.created_us)).total_seconds()
-    grant = loads(row.grant) if row.grant else {}
-    return Login(row.digest, row.kind, row.state, row.challenge, row.client, row.member, grant, age_s)
+    grant, over = loads(row.grant) if row.grant else {}, row.expires_us <= now_us(conn)
+    return Login(row.digest, row.kind, row.state, row.challenge, row.client, row.member, grant, over)
 
 
 def decide(conn: Connection, digest: str, state: State, member: str | None, grant: Mapping[str, Any] | None) -> bool:
