@@ -21,6 +21,7 @@ PARTS: dict[str, set[str]] = {
     "server": {"core", "server"},
     "trainer": {"core", "trainer"},
     "grader": {"grader"},
+    "sandboxinit": {"sandboxinit"},
     # Stand-ins take the shape of what they stand in for.
     "testing": {"core", "client", "server", "testing"},
 }
@@ -37,6 +38,7 @@ LIBRARIES: dict[str, set[str]] = {
     "examples": {"rich"},
     "cli": {"click", "httpx", "rich", "yaml"},
     "grader": set(),
+    "sandboxinit": set(),
 }
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "ray", "vllm"}
 STANDARD_LIBRARY_ONLY = [
@@ -44,6 +46,7 @@ STANDARD_LIBRARY_ONLY = [
     "nodus.server.compute.local.supervisor",
     "nodus.server.compute.local.sandbox",
     "nodus.grader.main",
+    "nodus.sandboxinit.main",
 ]
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from nodus.core.errors import NodusError
 from nodus.server.compute.graders import GraderHost
+from nodus.server.compute.processes import Processes
 
 MemberPhase = Literal["Absent", "Starting", "Running", "Exited", "Lost"]
 """Absent: nothing runs and nothing ran. Lost: it ran and its supervisor died without saying how it ended."""
@@ -62,10 +64,12 @@ class MemberSpec:
         inputs: Blobs to show inside as files.
         source: Digest of a tar.gz to unpack into the working directory first.
         state_dir: Host directory at ``/nodus/state``; it outlives the member.
+        workspace_dir: Host directory at ``/workspace`` that outlives the member too; None for one of its own.
         cwd: Working directory inside.
         network: ``none`` is the only policy of this issue's backends.
         grace_s: Between SIGTERM and SIGKILL when it is stopped.
         log_limit_bytes: How much output is kept.
+        processes: Whether it hosts further processes, as a Sandbox does; its own command may be empty then.
     """
 
     key: str
@@ -81,10 +85,12 @@ class MemberSpec:
     inputs: Sequence[InputFile] = ()
     source: str | None = None
     state_dir: str | None = None
+    workspace_dir: str | None = None
     cwd: str = "/workspace"
     network: Literal["none"] = "none"
     grace_s: float = 10.0
     log_limit_bytes: int = 50 * 1024 * 1024
+    processes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +181,11 @@ class ComputeBackend(Protocol):
         ...
 
     async def start(self, spec: MemberSpec) -> MemberState:
+    @property
+    def processes(self) -> Processes:
+        """Processes and files inside members that host them."""
+        ...
+
         """Start a member unless its key was started before; return where it stands.
 
         Raises:
@@ -217,3 +228,11 @@ class ComputeBackend(Protocol):
     async def finish(self, key: str) -> None:
         """Give the capacity of a member that ended back; its logs stay."""
         ...
+    def workspace_directory(self, sandbox_uid: str) -> Path:
+        """Return where the files of a Sandbox are that outlive its members; it need not be there yet."""
+        ...
+
+    async def release_workspace(self, sandbox_uid: str) -> None:
+        """Delete the files of a Sandbox; its members are being released."""
+        ...
+

@@ -7,9 +7,11 @@ Standard library only: the supervisor imports it. Layout of ``<data>/attempts/<a
     status.json   phase, process ids, exit; written by the holder of the lock only, atomically
     stop.json     a request to stop; written by the server, honoured also when the supervisor starts only later
     control.sock  tells the supervisor to look at stop.json now
+    exec.sock     of a Sandbox: starts processes and touches files in it (see ``processhost``)
     run/api.sock  what the command sees as /run/nodus/api.sock
     log/          captured output (see ``logstore``)
     workspace/ outputs/ termination/   what the command writes
+    processes/    of a Sandbox: output and status of each process (see ``processlog``)
 
 An attempt's command is started at most once: the supervisor writes ``status.json`` before it starts the command, and a
 supervisor that finds one never starts it again. A lock that is free beside a status that isn't final means that the
@@ -51,6 +53,8 @@ class AttemptDir:
         self.workspace = self.path / "workspace"
         self.outputs = self.path / "outputs"
         self.termination = self.path / "termination"
+        self.processes = self.path / "processes"
+        self.exec_socket = self.path / "exec.sock"
 
     def read_spec(self) -> dict[str, Any] | None:
         """Return what to run, or None when it isn't written (whole) yet."""

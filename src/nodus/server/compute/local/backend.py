@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -34,8 +36,11 @@ from nodus.server.compute.local.zygote import Zygote
 
 FOLLOW_INTERVAL_S = 0.2
 RELEASE_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
 
 
+
+REMOVE_TIMEOUT_S = 30.0
 class LocalBackend:
     """Runs members on this machine.
 
@@ -49,6 +54,7 @@ class LocalBackend:
         graders: Starts graders; they end when it is closed, which :meth:`close` does not do.
 
     Example:
+        processes: Processes and files inside members that host them.
         >>> backend = LocalBackend(data_dir, blob_path, put_file)
         >>> await backend.attach()
         >>> await backend.reserve(key, cpu=1, memory_bytes=1 << 30)
@@ -69,6 +75,7 @@ class LocalBackend:
         self.graders = LocalGraders()
 
     def directory(self, key: str) -> AttemptDir:
+        self.processes = LocalProcesses(self.directory)
         """Return the attempt directory of a member, whether it is there or not."""
         return AttemptDir(self._attempts / key)
 
@@ -78,6 +85,10 @@ class LocalBackend:
 
     async def capacity(self) -> Capacity:
         """Return what this machine has for members and what is free."""
+    def workspace_directory(self, sandbox_uid: str) -> Path:
+        """Return the directory that holds a Sandbox's ``/workspace`` over all of its attempts."""
+        return self._data_dir / "sandboxes" / sandbox_uid / "workspace"
+
         return self._shares.capacity()
 
     async def reserve(self, key: str, cpu: float, memory_bytes: int, gpus: int = 0) -> str | None:
@@ -228,7 +239,7 @@ class LocalBackend:
             await self.stop(key, "Deleted", grace_s=0)
             if await asyncio.to_thread(_wait_dead, attempt):
                 await asyncio.to_thread(kill_left_over, key)
-                await asyncio.to_thread(shutil.rmtree, attempt.path, ignore_errors=True)
+                await asyncio.to_thread(_remove, attempt.path)
         self._shares.give_back(key)
 
     async def release_state(self, job_uid: str) -> None:
@@ -250,6 +261,10 @@ def _never_begin(attempt: AttemptDir, end: dict[str, Any]) -> None:
     try:
         if attempt.read_status() is None:
             attempt.write_status({"phase": EXITED, "key": attempt.key, **end})
+    async def release_workspace(self, sandbox_uid: str) -> None:
+        """Delete a Sandbox's files. Its last processes may still be writing: it is tried until they are gone."""
+        await asyncio.to_thread(_remove, self.workspace_directory(sandbox_uid).parent)
+
     finally:
         os.close(lock)
 
@@ -269,6 +284,19 @@ def _some(directory: Path, offset: int, limit_bytes: int = 4 << 20) -> list[logs
         total += len(piece.data)
         if total >= limit_bytes:
             break
+def _remove(directory: Path) -> None:
+    """Delete a directory that a sandbox filled, however deep it is nested, by a program that no depth stops."""
+    end = time.monotonic() + REMOVE_TIMEOUT_S
+    while True:
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", directory], stderr=subprocess.DEVNULL, check=False)
+        if not directory.exists():
+            return
+        if time.monotonic() >= end:
+            log.warning("%s could not be deleted", directory)
+            return
+        time.sleep(0.1)
+
+
     return found
 
 

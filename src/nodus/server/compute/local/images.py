@@ -62,6 +62,7 @@ class Image:
 
 MANAGED: dict[str, tuple[str, ...]] = {
     "nodus/base": (),
+    "nodus/agent-tools": ("sandboxinit",),
     "nodus/grpo-lora": ("trainer", "core"),
     "nodus/evaluate": ("trainer", "core"),
 }

@@ -76,10 +76,11 @@ class LogWriter:
             self._offset += written
             view = view[written:]
 
-    def close(self) -> None:
-        """Flush to disk and close."""
+    def close(self, *, durable: bool = True) -> None:
+        """Close; flush to disk before, unless what was written need not survive the machine."""
         for fd in (self._chunk, self._index):
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
             os.close(fd)
 
     def _open(self, start: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from nodus.server.compute.local import seccomp
 from nodus.server.compute.local.attemptdir import AttemptDir
+from nodus.server.compute.local.hosting import Hosting
 from nodus.server.compute.local.mounts import IDENTITY_FILES, Mount
 from nodus.server.compute.local.sandbox import SandboxError, SandboxProcess, SandboxSpec, launch
 
@@ -23,11 +24,12 @@ _F_SETPIPE_SZ = 1031
 _GATE = ("/bin/sh", "-c", 'read -r word && exec "$@" </dev/null')
 
 
-def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any]) -> SandboxSpec:
+def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any], hosting: Hosting | None = None) -> SandboxSpec:
     """Return the sandbox that ``spec.json`` asks for.
 
     The directories that the command writes are below the attempt's own, except for those named in ``mounts``.
     """
+    command = spec["command"] if hosting is None else hosting.command(spec["command"])
     own = [
         Mount(str(attempt.run), "/run/nodus"),
         Mount(str(attempt.workspace), "/workspace", readonly=False),
@@ -38,7 +40,7 @@ def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any]) -> SandboxSpec:
     memory_bytes = int(spec["memoryBytes"])
     cpu = float(spec["cpu"])
     return SandboxSpec(
-        argv=(*_GATE, mark(attempt.key), *spec["command"]),
+        argv=(*_GATE, mark(attempt.key), *command),
         env=dict(spec["env"]),
         mounts=(*own, *given),
         # Memory of a tmpfs counts as the command's own; the half is what Linux gives a tmpfs by default.
@@ -48,6 +50,8 @@ def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any]) -> SandboxSpec:
         hostname=str(spec.get("hostname", "nodus")),
         devices=tuple(spec.get("devices", ())),
         seccomp=seccomp.job_profile(),
+        # A Sandbox has a process one of its own, which reaps, and ends when the supervisor's end of its socket does.
+        init=hosting is None,
         memory_bytes=memory_bytes,
         pids=MAX_PROCESSES,
         # Whole cores are given by affinity, which programs see; a quota on top would only throttle.
@@ -89,10 +93,15 @@ def kill_left_over(key: str) -> int:
     return killed
 
 
-def start_member(attempt: AttemptDir, spec: dict[str, Any]) -> Started:
+def start_member(attempt: AttemptDir, spec: dict[str, Any], hosting: Hosting | None = None) -> Started:
     """Start the sandbox; the command in it waits at the gate.
 
     Call it from the main thread: the sandbox dies with the thread that started it.
+
+    Args:
+        attempt: Its directory.
+        spec: The content of ``spec.json``.
+        hosting: For an attempt that hosts further processes.
 
     Raises:
         SandboxError: When the sandbox can't be made.
@@ -106,7 +115,9 @@ def start_member(attempt: AttemptDir, spec: dict[str, Any]) -> Started:
     with contextlib.suppress(OSError):  # Over the user's limit of pipe memory: a small pipe works too.
         fcntl.fcntl(read_end, _F_SETPIPE_SZ, _PIPE_BYTES)
     try:
-        process = launch(sandbox_spec(attempt, spec), stdin=gate_read, stdout=write_end, stderr=write_end)
+        inherited = () if hosting is None else (hosting.inner_fd,)
+        sandbox = sandbox_spec(attempt, spec, hosting)
+        process = launch(sandbox, stdin=gate_read, stdout=write_end, stderr=write_end, pass_fds=inherited)
     except SandboxError as error:
         os.close(gate)
         os.set_blocking(read_end, False)
@@ -141,7 +152,8 @@ def describe_end(process: SandboxProcess, code: int, stop_reason: str | None, sp
         end["fix"] = "Ask for more with resources.memory."
     elif code in (126, 127):
         what = "was not found" if code == 127 else "can't be executed"
-        end["message"] = f"exit code {code}; in most cases the command ({spec['command'][0]!r}) {what}"
+        program = next(iter(spec["command"]), "process one")
+        end["message"] = f"exit code {code}; in most cases the command ({program!r}) {what}"
     elif number is not None:
         end["message"] = f"the command was ended by {_signal_name(number)}"
     elif code:

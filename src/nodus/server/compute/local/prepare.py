@@ -40,9 +40,10 @@ def prepare(attempt: AttemptDir, spec: MemberSpec, share: Share, data_dir: Path,
     os.chmod(attempt.run, 0o755)
     for path in (attempt.outputs, attempt.termination):
         own_directory(path)
-    if spec.state_dir is not None:
-        Path(spec.state_dir).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own_directory(Path(spec.state_dir))
+    for kept in (spec.state_dir, spec.workspace_dir):
+        if kept is not None:
+            Path(kept).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own_directory(Path(kept))
     _workspace(attempt, spec.source, blob_path)
     mounts = [*_given_mounts(spec), *_input_mounts(attempt, spec, blob_path)]
     write_json(attempt.spec, _document(spec, share, data_dir, mounts))
@@ -64,6 +65,8 @@ def _given_mounts(spec: MemberSpec) -> list[Mount]:
     mounts = [Mount(mount.source, mount.target, mount.read_only) for mount in spec.mounts]
     if spec.state_dir is not None:
         mounts.append(Mount(spec.state_dir, "/nodus/state", readonly=False))
+    if spec.workspace_dir is not None:
+        mounts.append(Mount(spec.workspace_dir, "/workspace", readonly=False))
     for mount in mounts:
         if not os.path.exists(mount.host):
             raise StartRefused(f"{mount.path} can't be mounted: its files are not on this machine")
@@ -103,6 +106,7 @@ def _document(spec: MemberSpec, share: Share, data_dir: Path, mounts: list[Mount
         "timeoutSeconds": spec.timeout_s,
         "graceSeconds": spec.grace_s,
         "logLimitBytes": spec.log_limit_bytes,
+        "processes": spec.processes,
         "token": spec.token,
         "dataDir": str(data_dir),
     }

@@ -34,6 +34,7 @@ from nodus.server.compute.local.attemptdir import (
     short_path,
     write_json,
 )
+from nodus.server.compute.local.hosting import Hosting
 from nodus.server.compute.local.logstore import LogWriter
 from nodus.server.compute.local.member import describe_end, start_member
 from nodus.server.compute.local.sandbox import SandboxProcess, become_subreaper
@@ -93,8 +94,9 @@ class Supervisor:
             return 0
         self._write(STARTING, {})
         with self._control() as control, self._api():
+            hosting = Hosting(self._attempt, self._notify) if self._spec.get("processes") else None
             try:
-                started = start_member(self._attempt, self._spec)
+                started = start_member(self._attempt, self._spec, hosting)
             except Exception as error:  # noqa: BLE001 - whatever keeps the sandbox from starting is the attempt's end
                 message = f"the sandbox could not be started: {error}"
                 self._finish({"reason": "StartFailed", "message": message, "fix": "Run `nodus doctor`."})
@@ -103,6 +105,8 @@ class Supervisor:
             self._times["started"] = time.time()
             timeout_s = self._spec.get("timeoutSeconds")
             self._timeout_at = time.monotonic() + float(timeout_s) if timeout_s is not None else None
+            if hosting is not None:
+                hosting.begin(member)
             with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as starting.
                 self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
             self._proxy.start()
@@ -114,7 +118,12 @@ class Supervisor:
                 member.kill_tree()
             self._drain(started.output)
             self._log.close()
-            self._finish(describe_end(member, code, self._stop_reason, self._spec))
+            end = describe_end(member, code, self._stop_reason, self._spec)
+            if hosting is not None:
+                hosting.end()
+                if hosting.problem is not None:
+                    end |= {"reason": "SandboxBroken", "message": hosting.problem}
+            self._finish(end)
         return 0
 
     def _watch(self, member: SandboxProcess, output: int, control: socket.socket) -> int:
