@@ -32,6 +32,7 @@ from nodus.server.compute.local.collect import PutFile, collect
 from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.member import kill_left_over
 from nodus.server.compute.local.prepare import BlobPath, prepare
+from nodus.server.compute.local.processclient import LocalProcesses
 from nodus.server.compute.local.zygote import Zygote
 
 FOLLOW_INTERVAL_S = 0.2
