@@ -124,38 +124,6 @@ class MemberState:
         return self.phase in ("Exited", "Lost")
 
 
-class Collected(NamedTuple):
-    """A file that was put into the blob store."""
-
-    name: str
-    path: str
-    sha256: str
-    size_bytes: int
-
-
-class LogPiece(NamedTuple):
-    """A stretch of a member's output; ``dropped`` bytes are missing before ``data``."""
-
-    offset: int
-    data: bytes
-    dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the machines have and what is free of it.
-
-    Attributes:
-        cpu: Cores for members.
-        memory_bytes: Memory for members; a share of the machine's is kept for graders and the server.
-    """
-
-    cpu: float
-    memory_bytes: int
-    free_cpu: float
-    free_memory_bytes: int
-
-
 class StartRefused(NodusError):
     """The member can't be started as asked, and trying again would not help; the message says why."""
 
@@ -172,6 +140,11 @@ class ComputeBackend(Protocol):
         """Starts graders on the hosts of its members; the grading service alone uses it, and closes it."""
         ...
 
+    @property
+    def processes(self) -> Processes:
+        """Processes and files inside members that host them."""
+        ...
+
     async def capacity(self) -> Capacity:
         """Return what the machines have and what is free."""
         ...
@@ -181,11 +154,6 @@ class ComputeBackend(Protocol):
         ...
 
     async def start(self, spec: MemberSpec) -> MemberState:
-    @property
-    def processes(self) -> Processes:
-        """Processes and files inside members that host them."""
-        ...
-
         """Start a member unless its key was started before; return where it stands.
 
         Raises:
@@ -221,13 +189,6 @@ class ComputeBackend(Protocol):
         """Put a member's output files into the blob store, by name; links and special files are left out."""
         ...
 
-    async def release(self, key: str) -> None:
-        """Stop a member at once, give its capacity back and delete what it left on the machine."""
-        ...
-
-    async def finish(self, key: str) -> None:
-        """Give the capacity of a member that ended back; its logs stay."""
-        ...
     def workspace_directory(self, sandbox_uid: str) -> Path:
         """Return where the files of a Sandbox are that outlive its members; it need not be there yet."""
         ...
@@ -236,3 +197,10 @@ class ComputeBackend(Protocol):
         """Delete the files of a Sandbox; its members are being released."""
         ...
 
+    async def release(self, key: str) -> None:
+        """Stop a member at once, give its capacity back and delete what it left on the machine."""
+        ...
+
+    async def finish(self, key: str) -> None:
+        """Give the capacity of a member that ended back; its logs stay."""
+        ...

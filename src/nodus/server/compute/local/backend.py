@@ -35,13 +35,13 @@ from nodus.server.compute.local.prepare import BlobPath, prepare
 from nodus.server.compute.local.processclient import LocalProcesses
 from nodus.server.compute.local.zygote import Zygote
 
-FOLLOW_INTERVAL_S = 0.2
-RELEASE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
-
-
+FOLLOW_INTERVAL_S = 0.2
+RELEASE_TIMEOUT_S = 10.0
 REMOVE_TIMEOUT_S = 30.0
+
+
 class LocalBackend:
     """Runs members on this machine.
 
@@ -53,9 +53,9 @@ class LocalBackend:
 
     Attributes:
         graders: Starts graders; they end when it is closed, which :meth:`close` does not do.
+        processes: Processes and files inside members that host them.
 
     Example:
-        processes: Processes and files inside members that host them.
         >>> backend = LocalBackend(data_dir, blob_path, put_file)
         >>> await backend.attach()
         >>> await backend.reserve(key, cpu=1, memory_bytes=1 << 30)
@@ -74,9 +74,9 @@ class LocalBackend:
         self._shares = Shares(machine or Machine.this_one())
         self._zygote = Zygote()
         self.graders = LocalGraders()
+        self.processes = LocalProcesses(self.directory)
 
     def directory(self, key: str) -> AttemptDir:
-        self.processes = LocalProcesses(self.directory)
         """Return the attempt directory of a member, whether it is there or not."""
         return AttemptDir(self._attempts / key)
 
@@ -84,12 +84,12 @@ class LocalBackend:
         """Return the directory that holds a Job's state over all of its attempts."""
         return self._data_dir / "jobs" / job_uid / "state"
 
-    async def capacity(self) -> Capacity:
-        """Return what this machine has for members and what is free."""
     def workspace_directory(self, sandbox_uid: str) -> Path:
         """Return the directory that holds a Sandbox's ``/workspace`` over all of its attempts."""
         return self._data_dir / "sandboxes" / sandbox_uid / "workspace"
 
+    async def capacity(self) -> Capacity:
+        """Return what this machine has for members and what is free."""
         return self._shares.capacity()
 
     async def reserve(self, key: str, cpu: float, memory_bytes: int, gpus: int = 0) -> str | None:
@@ -147,6 +147,75 @@ class LocalBackend:
         """Record that a member can't be started and never will be."""
         end = {"reason": "StartFailed", "message": message, "fix": fix, "retryable": False}
         await asyncio.to_thread(_never_begin, self.directory(key), end)
+
+    async def reserve(self, key: str, cpu: float, memory_bytes: int, gpus: int = 0) -> str | None:
+        """Set capacity aside; None when it is done, else what is missing."""
+        return self._shares.take(key, cpu, memory_bytes, gpus)
+
+    async def finish(self, key: str) -> None:
+        """Give the capacity of a member that ended back, and make sure that nothing of a lost one is left."""
+        await asyncio.to_thread(self.finish_sync, key)
+
+    def finish_sync(self, key: str) -> None:
+        """As :meth:`finish`, for threads and tests."""
+        if self.read_state(key).phase == "Lost" and kill_left_over(key):
+            cgroups.sweep()
+        self._shares.give_back(key)
+
+    async def start(self, spec: MemberSpec) -> MemberState:
+        """Start a member unless its key was started before.
+
+        Raises:
+            StartRefused: When it can't run here.
+            Unsupported: When its image can't.
+        """
+        return await asyncio.to_thread(self.start_sync, spec)
+
+    def start_sync(self, spec: MemberSpec) -> MemberState:
+        """As :meth:`start`, for threads and tests."""
+        state = self.read_state(spec.key)
+        if state.phase != "Absent":
+            return state
+        attempt = self.directory(spec.key)
+        share = self._shares.of(spec.key) or Share(spec.cpu, spec.memory_bytes, ())
+        prepare(attempt, spec, share, self._data_dir, self._blob_path)
+        self._zygote.spawn(attempt.path)
+        state = self.read_state(spec.key)
+        return state if state.phase != "Absent" else MemberState(spec.key, "Starting")
+
+    async def stop(self, key: str, reason: str, *, grace_s: float | None = None) -> None:
+        """Ask for the end of a member; one that hasn't begun never begins."""
+        await asyncio.to_thread(self.stop_sync, key, reason, grace_s)
+
+    def stop_sync(self, key: str, reason: str, grace_s: float | None = None) -> None:
+        """As :meth:`stop`, for threads and tests."""
+        attempt = self.directory(key)
+        attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        request: dict[str, Any] = {"reason": reason, "at": time.time()}
+        if grace_s is not None:
+            request["graceSeconds"] = grace_s
+        if attempt.read_stop() is None:
+            write_json(attempt.stop, request)
+        self._poke(attempt)
+        _never_begin(attempt, {"reason": reason, "message": "stopped before it started"})
+
+    async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
+        """Record that a member can't be started and never will be."""
+        end = {"reason": "StartFailed", "message": message, "fix": fix, "retryable": False}
+        await asyncio.to_thread(_never_begin, self.directory(key), end)
+
+    async def usage(self, keys: Sequence[str]) -> dict[str, Usage]:
+        """Return what members use now; those that do not run are left out."""
+        return await asyncio.to_thread(self._usage, keys)
+
+    def _usage(self, keys: Sequence[str]) -> dict[str, Usage]:
+        pids: dict[str, int] = {}
+        for attempt in map(self.directory, keys):
+            pid = (attempt.read_status() or {}).get("pid")
+            if pid is not None and attempt.alive():  # else the number may be another process's by now
+                pids[attempt.key] = int(pid)
+        trees = tree_usage(pids.values())
+        return {key: trees[pid] for key, pid in pids.items() if pid in trees}
 
     async def state(self, key: str) -> MemberState:
         """Return where a member stands."""
@@ -247,6 +316,10 @@ class LocalBackend:
         """Delete the state that a Job kept over its attempts."""
         await asyncio.to_thread(shutil.rmtree, self.state_directory(job_uid).parent, ignore_errors=True)
 
+    async def release_workspace(self, sandbox_uid: str) -> None:
+        """Delete a Sandbox's files. Its last processes may still be writing: it is tried until they are gone."""
+        await asyncio.to_thread(_remove, self.workspace_directory(sandbox_uid).parent)
+
     def _poke(self, attempt: AttemptDir) -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
             caller.settimeout(1)
@@ -262,12 +335,21 @@ def _never_begin(attempt: AttemptDir, end: dict[str, Any]) -> None:
     try:
         if attempt.read_status() is None:
             attempt.write_status({"phase": EXITED, "key": attempt.key, **end})
-    async def release_workspace(self, sandbox_uid: str) -> None:
-        """Delete a Sandbox's files. Its last processes may still be writing: it is tried until they are gone."""
-        await asyncio.to_thread(_remove, self.workspace_directory(sandbox_uid).parent)
-
     finally:
         os.close(lock)
+
+
+def _remove(directory: Path) -> None:
+    """Delete a directory that a sandbox filled, however deep it is nested, by a program that no depth stops."""
+    end = time.monotonic() + REMOVE_TIMEOUT_S
+    while True:
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", directory], stderr=subprocess.DEVNULL, check=False)
+        if not directory.exists():
+            return
+        if time.monotonic() >= end:
+            log.warning("%s could not be deleted", directory)
+            return
+        time.sleep(0.1)
 
 
 def _wait_dead(attempt: AttemptDir) -> bool:
@@ -285,19 +367,6 @@ def _some(directory: Path, offset: int, limit_bytes: int = 4 << 20) -> list[logs
         total += len(piece.data)
         if total >= limit_bytes:
             break
-def _remove(directory: Path) -> None:
-    """Delete a directory that a sandbox filled, however deep it is nested, by a program that no depth stops."""
-    end = time.monotonic() + REMOVE_TIMEOUT_S
-    while True:
-        subprocess.run(["rm", "-rf", "--one-file-system", "--", directory], stderr=subprocess.DEVNULL, check=False)
-        if not directory.exists():
-            return
-        if time.monotonic() >= end:
-            log.warning("%s could not be deleted", directory)
-            return
-        time.sleep(0.1)
-
-
     return found
 
 
