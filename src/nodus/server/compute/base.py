@@ -124,6 +124,38 @@ class MemberState:
         return self.phase in ("Exited", "Lost")
 
 
+class Collected(NamedTuple):
+    """A file that was put into the blob store."""
+
+    name: str
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+class LogPiece(NamedTuple):
+    """A stretch of a member's output; ``dropped`` bytes are missing before ``data``."""
+
+    offset: int
+    data: bytes
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the machines have and what is free of it.
+
+    Attributes:
+        cpu: Cores for members.
+        memory_bytes: Memory for members; a share of the machine's is kept for graders and the server.
+    """
+
+    cpu: float
+    memory_bytes: int
+    free_cpu: float
+    free_memory_bytes: int
+
+
 class StartRefused(NodusError):
     """The member can't be started as asked, and trying again would not help; the message says why."""
 
