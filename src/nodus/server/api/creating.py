@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from nodus.core.errors import AlreadyExists, BadRequest, PreconditionFailed
+from nodus.core.errors import (
+    AlreadyExists,
+    BadRequest,
+    Cause,
+    Invalid,
+    NodusError,
+    PreconditionFailed,
+    RequestEntityTooLarge,
+)
 from nodus.core.ids import generated_name
 from nodus.core.kinds import Kind
 from nodus.core.patches import merge_patch
@@ -16,7 +26,7 @@ from nodus.server.api.admitting import admit_draft, is_dry_run, preview_of, reso
 from nodus.server.api.auth import CREATED_BY
 from nodus.server.api.call import Call
 from nodus.server.api.envelope import read_envelope
-from nodus.server.api.http import json_response, read_object
+from nodus.server.api.http import json_response, json_type, read_object
 from nodus.server.api.present import dry_run_etag, present
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft, same_spec
@@ -39,11 +49,9 @@ async def create(call: Call, kind: Kind) -> Response:
     dry_run = is_dry_run(call)
     body = await read_object(call.request)
     request = None if dry_run else idempotent.key_of(call, body)
-    draft = read_envelope(kind, call.project, body, call.principal.user)
-    draft.dry_run, draft.actor = dry_run, call.principal
-    if not draft.name and not draft.generate_name and not any(c.field == "metadata.name" for c in draft.causes):
-        draft.reject("metadata.name", "required and missing; set it or metadata.generateName", "FieldValueRequired")
-    draft.labels[CREATED_BY] = call.principal.user
+    if body.get("kind") == f"{kind.name}List":
+        return await create_list(call, kind, body, request, dry_run=dry_run)
+    draft = _draft(call, kind, body, dry_run=dry_run)
     await resolve_draft(call.services, draft)
     if dry_run:
         wire, etag = await call.services.store.read(_dry_create, call, draft)
@@ -52,7 +60,16 @@ async def create(call: Call, kind: Kind) -> Response:
     if isinstance(answer, Reply):
         return idempotent.replayed(answer)
     status, wire = answer
-    return json_response(merge_patch(wire, {"status": draft.reply_status}) if draft.reply_status else wire, status)
+    return json_response(wire, status)
+
+
+def _draft(call: Call, kind: Kind, body: Mapping[str, Any], *, dry_run: bool) -> Draft:
+    draft = read_envelope(kind, call.project, body, call.principal.user)
+    draft.dry_run, draft.actor = dry_run, call.principal
+    if not draft.name and not draft.generate_name and not any(c.field == "metadata.name" for c in draft.causes):
+        draft.reject("metadata.name", "required and missing; set it or metadata.generateName", "FieldValueRequired")
+    draft.labels[CREATED_BY] = call.principal.user
+    return draft
 
 
 def _dry_create(conn: Connection, call: Call, draft: Draft) -> tuple[dict[str, Any], str]:
@@ -82,10 +99,18 @@ def _metadata(draft: Draft) -> dict[str, Any]:
 def _create(
     conn: Connection, call: Call, draft: Draft, request: idempotent.Keyed | None
 ) -> tuple[int, dict[str, Any]] | Reply:
-    draft.reply_status.clear()  # a retried transaction starts anew
     lock_objects(conn)  # so that what is found missing is still missing when it is created
     if request is not None and (reply := idempotent.begin(conn, call, request)) is not None:
         return reply
+    status, wire = _admit_and_store(conn, call, draft)
+    if request is not None:
+        idempotent.complete(conn, call, request, status, wire, sealed=bool(draft.reply_status))
+    return status, wire
+
+
+def _admit_and_store(conn: Connection, call: Call, draft: Draft) -> tuple[int, dict[str, Any]]:
+    """Store what a draft asks for, or find it; the status and body to answer with."""
+    draft.reply_status.clear()  # a retried transaction starts anew
     admit_draft(conn, call.services, draft)
     _check_if_match(conn, call, draft)
     obj = _find_same(conn, call.services, draft)
@@ -95,10 +120,7 @@ def _create(
         obj = _store_new(conn, call.services, draft)
         auditing.note(conn, call, "create", draft.kind, obj)
     wire = present(conn, draft.kind, obj)
-    if request is not None:
-        shown = merge_patch(wire, {"status": draft.reply_status}) if draft.reply_status else wire
-        idempotent.complete(conn, call, request, status, shown, sealed=bool(draft.reply_status))
-    return status, wire
+    return status, merge_patch(wire, {"status": draft.reply_status}) if draft.reply_status else wire
 
 
 def _check_if_match(conn: Connection, call: Call, draft: Draft) -> None:
@@ -159,3 +181,130 @@ def _store_new(conn: Connection, services: Services, draft: Draft) -> Object:
         obj = objects.update(conn, obj, finalizers=draft.finalizers)
     admission.stored(conn, services, draft, obj)
     return objects.get_by_uid(conn, obj.uid)
+
+
+# Lists --------------------------------------------------------------------------------------------------------
+
+
+async def create_list(
+    call: Call, kind: Kind, body: Mapping[str, Any], request: idempotent.Keyed | None, *, dry_run: bool
+) -> Response:
+    """Create the items of a ``<Kind>List``, all or none, in their order; the answer has them in that order too."""
+    drafts = _drafts(call, kind, body, dry_run=dry_run)
+    gate = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+    problems = await asyncio.gather(*(_resolve_item(call, number, draft, gate) for number, draft in enumerate(drafts)))
+    _raise_together(kind, {number: found for number, found in enumerate(problems) if found})
+    if dry_run:
+        return json_response(await call.services.store.read(_dry_create_list, call, kind, drafts), 201)
+    answer = await call.services.store.write(_create_list, call, kind, drafts, request)
+    return idempotent.replayed(answer) if isinstance(answer, Reply) else json_response(answer, 201)
+
+
+BATCH_LIMIT = 100
+"""Most items of a list that is created."""
+_LOOKUPS_AT_ONCE = 8
+
+
+def _drafts(call: Call, kind: Kind, body: Mapping[str, Any], *, dry_run: bool) -> list[Draft]:
+    if body.get("apiVersion", kind.api_version) != kind.api_version:
+        raise BadRequest(f"the list is {str(body['apiVersion'])[:60]!r} and the path takes {kind.api_version}")
+    if "if-match" in call.request.headers:
+        raise BadRequest("If-Match goes with one object", fix="Send the objects one by one.")
+    causes = [
+        Cause(str(key)[:100], "FieldValueNotSupported", "unknown field") for key in list(body)[:10] if key not in _LIST
+    ]
+    items = body.get("items")
+    if not isinstance(items, list):
+        causes.append(Cause("items", "FieldValueInvalid", f"a list is expected, this is a {json_type(items)}"))
+        items = []
+    if len(items) > BATCH_LIMIT:
+        raise RequestEntityTooLarge(
+            f"the list has {len(items)} items and at most {BATCH_LIMIT} fit one request; nothing was created",
+            fix=f"Send {BATCH_LIMIT} at a time.",
+            details={"limit": BATCH_LIMIT},
+        )
+    for number, item in enumerate(items):
+        if not isinstance(item, dict):
+            causes.append(
+                Cause(f"items[{number}]", "FieldValueInvalid", f"an object is expected, not {json_type(item)}")
+            )
+    if causes:
+        raise Invalid(f"the {kind.name}List is invalid; nothing was created", causes=causes)
+    drafts: list[Draft] = []
+    for number, item in enumerate(items):
+        with _item(number):
+            drafts.append(_draft(call, kind, item, dry_run=dry_run))
+    return drafts
+
+
+_LIST = ("apiVersion", "kind", "metadata", "items")
+
+
+@contextlib.contextmanager
+def _item(number: int) -> Iterator[None]:
+    """A step of one item; what it refuses says which item it was. Mistakes of fields are gathered apart."""
+    try:
+        yield
+    except Invalid:
+        raise
+    except NodusError as error:
+        error.message = f"items[{number}]: {error.message}; nothing was created"
+        raise
+
+
+async def _resolve_item(call: Call, number: int, draft: Draft, gate: asyncio.Semaphore) -> list[Cause]:
+    async with gate:
+        try:
+            with _item(number):
+                await resolve_draft(call.services, draft)
+        except Invalid as error:
+            return list(error.causes)
+    return list(draft.causes)
+
+
+def _raise_together(kind: Kind, problems: Mapping[int, Sequence[Cause]]) -> None:
+    causes = [
+        Cause(f"items[{number}].{cause.field}", cause.reason, cause.message)
+        for number, found in problems.items()
+        for cause in found
+    ]
+    if causes:
+        raise Invalid(
+            f"{len(problems)} of the {kind.plural} are invalid; nothing was created: "
+            + "; ".join(f"{cause.field}: {cause.message}" for cause in causes[:3]),
+            fix="Correct the fields listed and send the list again.",
+            causes=causes[:200],
+        )
+
+
+def _create_list(
+    conn: Connection, call: Call, kind: Kind, drafts: list[Draft], request: idempotent.Keyed | None
+) -> dict[str, Any] | Reply:
+    lock_objects(conn)
+    if request is not None and (reply := idempotent.begin(conn, call, request)) is not None:
+        return reply
+    answer = _each(kind, drafts, lambda draft: _admit_and_store(conn, call, draft)[1])
+    if request is not None:
+        sealed = any(draft.reply_status for draft in drafts)
+        idempotent.complete(conn, call, request, 201, answer, sealed=sealed)
+    return answer
+
+
+def _dry_create_list(conn: Connection, call: Call, kind: Kind, drafts: list[Draft]) -> dict[str, Any]:
+    return _each(kind, drafts, lambda draft: _dry_create(conn, call, draft)[0])
+
+
+def _each(kind: Kind, drafts: list[Draft], make: Callable[[Draft], dict[str, Any]]) -> dict[str, Any]:
+    """The list of what ``make`` returns for each draft; the mistakes of all of them are raised together."""
+    items: list[dict[str, Any]] = []
+    problems: dict[int, Sequence[Cause]] = {}
+    for number, draft in enumerate(drafts):
+        try:
+            with _item(number):
+                items.append(make(draft))
+        except Invalid as error:
+            problems[number] = error.causes or [Cause("", "FieldValueInvalid", error.message)]
+    _raise_together(kind, problems)
+    versions = [int(item["metadata"].get("resourceVersion", 0)) for item in items]
+    metadata = {"resourceVersion": str(max(versions))} if any(versions) else {}
+    return {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}

@@ -20,9 +20,10 @@ from nodus.core.errors import NotFound
 from nodus.core.kinds import KINDS, Kind
 from nodus.server.api.call import Call
 from nodus.server.api.changing import JSON_PATCH, MERGE_PATCH
+from nodus.server.api.creating import BATCH_LIMIT
 from nodus.server.api.http import json_bytes, json_response
 from nodus.server.api.routes import SUBRESOURCES, Operation, Param, Schema, Subresource
-from nodus.server.api.schemas import BATCH_LIMIT, COMMON, group_version_kind, kind_schemas, reference
+from nodus.server.api.schemas import COMMON, group_version_kind, kind_schemas, reference
 
 INDEX = "/openapi/v3"
 SERVER = "server"

@@ -14,8 +14,6 @@ from nodus.server.catalog import read_catalog
 
 PREFIX = "#/components/schemas/"
 NAME_PATTERN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-BATCH_LIMIT = 100
-"""Most items of a ``<Kind>List`` that is created."""
 
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "object", "additionalProperties": _TEXT}
