@@ -87,8 +87,10 @@ async def note_request(call: Call, path: str, response: Response) -> None:
         return
     sub = call.params.get("sub", "")
     try:
-        kind, name = kind_of(call.params).name if "plural" in call.params else path, call.params.get("name", "")
-        target = Target(kind, name, call.project, subresource=sub)
+        if "plural" in call.params:
+            target = Target(kind_of(call.params).name, call.params.get("name", ""), call.project, subresource=sub)
+        else:
+            target = Target("Request", call.request.url.path, call.project)
         await call.services.store.write(audit.record, actor_of(call), _VERBS.get(call.method, call.method), target)
     except StoreError:
         # What was asked for is done and can't be taken back; that it is missing from the trail is in the log.
