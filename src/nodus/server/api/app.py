@@ -84,7 +84,7 @@ def _authenticated(services: Services, operation: Operation) -> Route:
             params["project"] = checked_name(PROJECT, params["project"])
         call = Call(request, services, principal, params)
         response = await operation.handler(call)
-        await auditing.note_request(call, operation.path, response)
+        await auditing.note_request(call, response)
         return response
 
     return Route(operation.path, endpoint, methods=list(operation.methods))

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _DEPTH = 3
-_QUERIES = ("/metrics/",)
-"""Beginnings of paths whose POST only asks."""
 
 
 def actor_of(call: Call) -> Actor:
@@ -73,15 +71,14 @@ def changed_paths(before: Any, after: Any, path: str = "", depth: int = _DEPTH) 
     return found
 
 
-async def note_request(call: Call, path: str, response: Response) -> None:
+async def note_request(call: Call, response: Response) -> None:
     """Note a write that its route did not note itself.
 
     Args:
         call: the request.
-        path: the route's template.
         response: its answer.
     """
-    if call.audited or call.method == "GET" or call.principal.attempt is not None or path.startswith(_QUERIES):
+    if call.audited or call.method == "GET" or call.principal.attempt is not None:
         return
     if response.status_code >= 400 or "idempotent-replayed" in response.headers or call.query("dryRun"):
         return
