@@ -16,6 +16,18 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
+def visible(text: str) -> str:
+    """Return a text with control characters and broken ones spelled out, so that what a terminal shows is what it says.
+
+    Names, messages and logs of others reach the screen; an escape sequence in one could rewrite what stands there.
+    """
+    if text.isprintable() or all(sign.isprintable() or sign in "\n\t" for sign in text):
+        return text
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode() for sign in text
+    )
+
+
 def paint(text: str, style: str, stream: TextIO) -> str:
     """Return the text in a colour, or as it is where the stream is no terminal or ``NO_COLOR`` is set.
 

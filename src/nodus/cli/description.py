@@ -24,10 +24,13 @@ def describe(obj: JsonObject, attempts: Sequence[JsonObject], events: Sequence[J
         events: Its Events, oldest first.
     """
     yield from _header(obj)
-    of_kind = _OF_KIND.get(str(obj.get("kind")))
-    if of_kind is not None:
-        yield from of_kind(obj)
+    kind = str(obj.get("kind"))
+    if kind in _OF_KIND:
+        yield from _OF_KIND[kind](obj)
+    elif kind not in _BY_STATUS:
+        yield from _spec(obj)
     yield from _run(obj)
+    yield from _placement(attempts)
     yield from _results(obj)
     yield from _provenance(obj)
     yield from _conditions((obj.get("status") or {}).get("conditions") or [])
@@ -188,10 +191,13 @@ def _secret(obj: JsonObject) -> Iterator[str]:
 
 
 def _job(obj: JsonObject) -> Iterator[str]:
-    spec = obj.get("spec") or {}
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
     words = [*(spec.get("command") or []), *(spec.get("args") or [])]
     for label, value in (
-        ("Image", spec.get("image")),
+        (
+            "Image",
+            " ".join(str(part) for part in (spec.get("image"), (status.get("image") or {}).get("digest")) if part),
+        ),
         ("Command", shlex.join(map(str, words))),
         ("Resources", _resources(spec.get("resources"))),
         ("Timeout", spec.get("timeout")),
@@ -212,6 +218,8 @@ _OF_KIND: dict[str, Callable[[JsonObject], Iterator[str]]] = {
     "Secret": _secret,
     "Job": _job,
 }
+# Their lines come from what they run and what has become of it.
+_BY_STATUS = ("TrainingJob",)
 
 
 def _run(obj: JsonObject) -> Iterator[str]:
@@ -228,7 +236,10 @@ def _run(obj: JsonObject) -> Iterator[str]:
             yield _line(label, value)
     attempts = status.get("attempts") or {}
     if attempts.get("current"):
-        yield _line("Attempt", f"{attempts['current']} of {attempts.get('max')}")
+        # A suspended run goes on in another attempt, which doesn't count against the limit.
+        within = attempts["current"] <= (attempts.get("max") or 0)
+        most = f" of {attempts['max']}" if within else ""
+        yield _line("Attempt", f"{attempts['current']}{most}")
     if (status.get("progress") or {}).get("stage"):
         yield _line("Stage", status["progress"]["stage"])
     metrics = status.get("metrics") or {}
@@ -240,10 +251,33 @@ def _run(obj: JsonObject) -> Iterator[str]:
         yield _line("Step", ", ".join(parts))
     if status.get("estimate"):
         yield _line("Estimate", estimate_line(obj, dry_run=False).partition(" · ")[2])
+    checkpoint = status.get("checkpoint") or {}
+    if checkpoint.get("seq") is not None:
+        size = f", {size_text(int(checkpoint['size']))}" if str(checkpoint.get("size", "")).isdigit() else ""
+        yield _line("Checkpoint", f"{checkpoint['seq']} at {checkpoint.get('time', 'an unknown time')}{size}")
     cost = status.get("cost") or {}
     if cost.get("totalUSD") is not None:
         limit = f" of at most ${cost['limitUSD']}" if cost.get("limitUSD") else ""
         yield _line("Cost", f"${cost['totalUSD']}{'' if cost.get('final') else ' so far'}{limit}")
+
+
+def _placement(attempts: Sequence[JsonObject]) -> Iterator[str]:
+    """Where the newest attempt runs, and at what price."""
+    placement = ((attempts[-1].get("status") or {}).get("placement") or {}) if attempts else {}
+    parts = [placement.get("offering"), placement.get("regionClass")]
+    if placement.get("rateUSDPerHour") is not None:
+        parts.append(f"${placement['rateUSDPerHour']} an hour")
+    if placement.get("offering"):
+        yield _line("Placement", ", ".join(str(part) for part in parts if part))
+
+
+def _spec(obj: JsonObject) -> Iterator[str]:
+    """The spec as it is, for kinds that have no lines of their own."""
+    if obj.get("spec"):
+        from nodus.cli.formats import to_yaml
+
+        yield "Spec:"
+        yield from (f"  {line}" for line in to_yaml(obj["spec"]).splitlines())
 
 
 def _results(obj: JsonObject) -> Iterator[str]:

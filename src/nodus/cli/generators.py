@@ -135,14 +135,15 @@ def generator_command(generator: Generator) -> click.Command:
     run = dry_run_option("Only say what would be created; `client` sends nothing.")(run)
     run = output_option("json", "yaml", "name", "estimate")(run)
     for flag in reversed(generator.flags):
+        # Newer versions of click take a default of None for a value that is there.
+        default: dict[str, Any] = {} if flag.default is None else {"default": flag.default, "show_default": True}
         run = click.option(
             f"--{flag.name}",
             flag.name.replace("-", "_"),
             type=flag.type,
             multiple=flag.multiple,
             required=flag.required,
-            default=flag.default,
-            show_default=flag.default is not None,
+            **default,
             metavar=flag.metavar,
             help=flag.help,
         )(run)
@@ -177,8 +178,7 @@ def create_one(session: Session, document: JsonObject, dry_run: str, output: str
     if output is not None:
         print_results([obj], output, dry_run)
     else:
-        kind = session.run(session.resources.kind(str(document["kind"])))
-        print(f"{object_label(kind, obj)} {did('created', dry_run)}")
+        print(f"{object_label(obj)} {did('created', dry_run)}")
     return obj
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from nodus._version import __version__
 from nodus.cli.groups import Group, unknown_command, with_epilog
 from nodus.cli.session import Options, connection_options
 from nodus.core.errors import NodusError, NodusTimeout
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 WIDTH = 110
 EXIT_TIMEOUT = 124
@@ -42,7 +45,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "label": "Set labels, by which objects are selected; KEY- takes one away.",
         "annotate": "Set annotations, notes that nothing selects by; KEY- takes one away.",
         "delete": "Delete objects and what they own.",
-        "wait": "Wait until an object is in a state.",
+        "wait": "Wait until objects are in a state, all of them at once.",
         "events": "List what happened to the objects of the project.",
     },
     "Runs": {
@@ -54,6 +57,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "stop": "Stop sandboxes, agents and endpoints; they keep what they hold and can be started again.",
         "start": "Start stopped sandboxes, agents and endpoints.",
         "request": "Ask for an action.",
+        "top": "Show what runs use right now: CPU, memory, GPU and money.",
     },
     "Files and secrets": {
         "volume": "Put files into volumes and get them back.",
@@ -67,6 +71,8 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Help": {
         "api-resources": "List the kinds of objects the server has.",
         "explain": "Show what a kind or one of its fields means.",
+        "completion": "Print what makes a shell complete commands, flags, kinds and names of objects.",
+        "version": "Print the version of this client and of the server.",
     },
 }
 COMMANDS: dict[str, str] = {name: text for section in SECTIONS.values() for name, text in section.items()}
@@ -92,6 +98,14 @@ class LazyGroup(Group):
         module, _, attribute = ELSEWHERE.get(cmd_name, cmd_name.replace("-", "_")).partition(":")
         command: click.Command = getattr(import_module(f"nodus.cli.commands.{module}"), attribute or "command")
         return with_epilog(command)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing any, or a flag."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return [item for item in super().shell_complete(ctx, incomplete) if item.value.startswith("-")]
+        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections without importing their commands."""
@@ -181,10 +195,12 @@ def _wrong_usage(error: click.UsageError) -> int:
 
 
 def _say(*lines: str) -> None:
-    from nodus.cli.colour import paint
+    from nodus.cli.colour import paint, visible
+    from nodus.cli.progress import clear
 
+    clear()
     sys.stdout.flush()
-    for line in lines:
+    for line in map(visible, lines):
         word, colon, rest = line.partition(":")
         styled = line.startswith(("error:", "Error from server")) and bool(colon)
         print(f"{paint(word + colon, 'red', sys.stderr)}{rest}" if styled else line, file=sys.stderr)

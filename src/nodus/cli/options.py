@@ -21,6 +21,17 @@ def files_option(help_text: str = "Manifest, directory, or - for standard input.
 recursive_option: Decorator = click.option("-R", "--recursive", is_flag=True, help="Also read the directories below.")
 
 
+def objects_argument(metavar: str = "KIND/NAME...", *, required: bool = True, name: str = "what") -> Decorator:
+    """Return the argument that names objects, which a shell completes by asking the server."""
+    return click.argument(name, nargs=-1, required=required, metavar=metavar, shell_complete=_complete_objects)
+
+
+def _complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    from nodus.cli.completing import complete_objects
+
+    return list(complete_objects(ctx, param, incomplete))
+
+
 def dry_run_option(help_text: str) -> Decorator:
     """Return ``--dry-run[=server|client|none]`` as ``dry_run``; without a value it means the server."""
     return click.option(

@@ -6,17 +6,23 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
 from nodus._version import __version__
+from nodus.cli.progress import bars, clear
 from nodus.client.blocking import run_blocking
 from nodus.client.config import Connection, resolve
 from nodus.client.http import PATIENT, PROMPT, Api
 from nodus.client.kinds import KindInfo
 from nodus.client.resources import JsonObject, Resources
 from nodus.core.errors import NotFound
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from nodus.client.client import Client
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,10 +63,19 @@ class Session:
             self.connection,
             retry=PATIENT if patient else PROMPT,
             agent=f"nodus/{__version__}",
+            meter=bars(),
             log=_log if options.verbose else None,
         )
         self.resources = Resources(self.api)
         self.project = self.connection.project
+
+    def client(self) -> Client:
+        """Return the Python client of the same server, which logs and shows progress as this session does."""
+        from nodus.client.client import Client
+
+        client = Client(connection=self.connection)
+        client.api, client.resources = self.api, self.resources
+        return client
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run one coroutine of the client's logic to its end."""
@@ -88,6 +103,14 @@ class ConnectionOption(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option's line; nothing below ``nodus``."""
         return super().get_help_record(ctx) if ctx.parent is None else None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete contexts and projects."""
+        from nodus.cli import completing
+
+        known = {"context": completing.complete_contexts, "project": completing.complete_projects}
+        complete = known.get(str(self.name))
+        return complete(ctx, self, incomplete) if complete else super().shell_complete(ctx, incomplete)
 
 
 CONTEXT_OPTION = click.option(
@@ -166,9 +189,10 @@ def given_options(
 
 
 def _log(line: str) -> None:
+    clear()
     print(line, file=sys.stderr)
 
 
-def object_label(kind: KindInfo, obj: JsonObject) -> str:
+def object_label(obj: JsonObject) -> str:
     """Return ``singular/name``, as success lines print it; the name is the server's."""
-    return f"{kind.singular}/{(obj.get('metadata') or {}).get('name', '')}"
+    return f"{str(obj.get('kind') or '').lower()}/{(obj.get('metadata') or {}).get('name', '')}"

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodus.cli.colour import visible
+
 GAP = 3
 
 
@@ -81,7 +83,7 @@ def cell_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, Mapping | list):
         return json.dumps(value, ensure_ascii=False)
-    return str(value).replace("\n", " ")
+    return visible(str(value).replace("\n", " "))
 
 
 def plain_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

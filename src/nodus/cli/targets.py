@@ -55,6 +55,44 @@ def parse_target(session: Session, words: Sequence[str]) -> Target:
     return found[0]
 
 
+def selected(
+    session: Session, targets: Sequence[Target], selector: str | None, *, everything: bool = False
+) -> list[Target]:
+    """Return named objects: those named, and of a kind alone those with the labels, or all.
+
+    Args:
+        session: The server.
+        targets: From `parse_targets`.
+        selector: ``-l``.
+        everything: ``--all``.
+
+    Raises:
+        click.UsageError: For a kind alone without either, and for a name beside them.
+    """
+    named = [target for target in targets if target.name is not None]
+    if named and (selector or everything):
+        raise click.UsageError(f"{named[0].name!r} is a name; selectors go with a kind alone.")
+    for target in targets:
+        if target.name is not None:
+            continue
+        if not selector and not everything:
+            raise click.UsageError(
+                f"name the {target.kind.plural}, such as {target.kind.singular}/NAME, or select them."
+            )
+        listed = session.run(session.resources.list(target.kind, project=target.project, labels=selector))
+        named += [target._replace(name=str(item["metadata"]["name"])) for item in listed]
+    return named
+
+
+def named(session: Session, words: Sequence[str]) -> list[Target]:
+    """Return the objects that the words name, each by its name.
+
+    Raises:
+        click.UsageError: When a kind stands alone.
+    """
+    return selected(session, parse_targets(session, words), None)
+
+
 def targets_of_files(session: Session, files: Sequence[str], *, recursive: bool = False) -> list[Target]:
     """Return the objects that manifests name.
 
@@ -82,9 +120,11 @@ def _slashed(session: Session, word: str) -> Target:
 
 
 def _named(kind: KindInfo, name: str) -> Target:
-    if name.startswith("nodus/"):
-        return Target(kind, name.removeprefix("nodus/"), "nodus")
-    return Target(kind, name)
+    catalog = name.startswith("nodus/")
+    plain = name.removeprefix("nodus/")
+    if "/" in plain or not plain:
+        raise click.UsageError(f"{name!r} is no name of a {kind.singular}: a name has no slash.")
+    return Target(kind, plain, "nodus" if catalog else None)
 
 
 def _kind(session: Session, word: str) -> KindInfo:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote, urlencode
@@ -24,7 +24,10 @@ from nodus.client.transport import Exchange, Request, Transport, TransportError,
 from nodus.core.errors import InternalError, NodusError, from_status
 
 JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
 TIMEOUT_S = 60.0
+METERED_BYTES = 1024 * 1024
+Meter = Callable[[str, int], Callable[[int], None]]
 
 
 class ConnectionFailed(NodusError):
@@ -65,7 +68,10 @@ class RequestOptions(TypedDict, total=False):
     idempotency_key: str | None
     """Makes a POST repeatable."""
     timeout_s: float | None
-    """Longest silence of the server, in seconds; 60 when left out (120 for `Api.lines`), None waits for ever."""
+    """Longest silence of the server, in seconds; the client's own when left out (120 for `Api.lines`), None waits for
+    ever."""
+    budget_s: float | None
+    """Go on trying for this long at most, whatever the `RetryPolicy` allows."""
 
 
 class Api:
@@ -74,7 +80,10 @@ class Api:
     Args:
         connection: Address, key and project.
         retry: How long to go on trying.
+        timeout_s: Longest silence of the server within one answer, in seconds.
         agent: The User-Agent header; the Python client's when None.
+        meter: Is asked, for each file of a megabyte or more that is sent or fetched, with its name and its bytes, for a
+            function that is then told of each piece.
         log: Is given a line for each request and its answer: method, URL, status, milliseconds and request id; never
             a header, a body or the query of a signed URL.
     """
@@ -84,11 +93,15 @@ class Api:
         connection: Connection,
         *,
         retry: RetryPolicy = PATIENT,
+        timeout_s: float = TIMEOUT_S,
         agent: str | None = None,
+        meter: Meter | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         self.connection = connection
         self.retry = retry
+        self.timeout_s = timeout_s
+        self.meter = meter
         self.log = log
         self.transport = Transport(
             socket_path=connection.socket, certificate_authority=connection.certificate_authority
@@ -124,13 +137,16 @@ class Api:
         """
         request = self._request(method, path, options)
         repeatable = method != "POST" or options.get("idempotency_key") is not None
+        # A JSON patch that may have gone through must not be made twice: it can append to a list.
+        harmless = repeatable and request.headers.get("Content-Type") != JSON_PATCH
+        bound_s = options.get("budget_s")
         started, attempt = time.monotonic(), 0
         while True:
             try:
                 exchange = await self._open(request)
             except TransportError as broken:
                 error: NodusError = self._unreachable(broken)
-                again = repeatable or not broken.sent
+                again = harmless or not broken.sent
                 budget_s = self.retry.budget_s if self._answered else self.retry.first_contact_s
                 told_s = None
             else:
@@ -142,6 +158,8 @@ class Api:
                 again = repeatable and error.retryable and (told_s is not None or not self.retry.only_when_told)
                 budget_s = self.retry.internal_error_s if isinstance(error, InternalError) else self.retry.budget_s
             wait_s = told_s if told_s is not None else min(30.0, 0.5 * 2**attempt)
+            if bound_s is not None:
+                budget_s = min(budget_s, bound_s)
             if not again or time.monotonic() - started + wait_s > budget_s:
                 raise error
             await pause(wait_s)
@@ -149,6 +167,11 @@ class Api:
 
     async def _open(self, request: Request, *, signed: bool = False) -> Exchange:
         """Send one request; its line in the log leaves out the query of a signed URL, which is a permission."""
+        if self.meter is not None and request.body is not None:
+            size = request.body.stat().st_size if isinstance(request.body, Path) else len(request.body)
+            if size >= METERED_BYTES:
+                name = request.body.name if isinstance(request.body, Path) else "upload"
+                request = replace(request, sent=self.meter(name, size))
         if self.log is None:
             return await self.transport.open(request)
         shown = f"{request.method} {request.url.partition('?')[0] if signed else request.url}"
@@ -169,7 +192,16 @@ class Api:
             NodusError: Before the first line as `call`; `ConnectionFailed` when the stream breaks off.
         """
         options.setdefault("timeout_s", 120.0)
-        exchange = await self.stream(method, path, **options)
+        async with aclosing(self.lines_of(await self.stream(method, path, **options))) as lines:
+            async for line in lines:
+                yield line
+
+    async def lines_of(self, exchange: Exchange) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of an open answer and close it.
+
+        Raises:
+            ConnectionFailed: When the stream breaks off.
+        """
         rest = b""
         try:
             async with aclosing(exchange.chunks()) as chunks:
@@ -184,8 +216,12 @@ class Api:
         finally:
             await exchange.close()
 
-    async def fetch(self, url: str) -> Exchange:
+    async def fetch(self, url: str, what: str = "download") -> Exchange:
         """Open an absolute URL that a redirect or a grant named, without credentials.
+
+        Args:
+            url: Where the bytes are.
+            what: What the meter calls them.
 
         Raises:
             NodusError: When it answers with an error or not at all.
@@ -196,6 +232,9 @@ class Api:
             raise self._unreachable(error) from error
         if exchange.status >= 400:
             raise await _error(exchange)
+        length = exchange.headers.get("content-length", "")
+        if self.meter is not None and length.isdigit() and int(length) >= METERED_BYTES:
+            return _Metered(exchange, self.meter(what, int(length)))
         return exchange
 
     async def put_grant(self, url: str, body: bytes | Path, headers: Mapping[str, str]) -> None:
@@ -209,9 +248,17 @@ class Api:
         await exchange.read()
 
     def url(self, path: str, query: Mapping[str, object] | None = None) -> str:
-        """Return the absolute URL of an API path; None values are left out of the query."""
+        """Return the absolute URL of an API path; None values are left out of the query.
+
+        Raises:
+            NodusError: When a name or a value is no text that a URL can hold, such as bytes of another encoding.
+        """
         given = {key: _text(value) for key, value in (query or {}).items() if value is not None}
-        return self.connection.url + quote(path, safe="/:@,;=~!$&'()*+") + (f"?{urlencode(given)}" if given else "")
+        try:
+            quoted = quote(path, safe="/:@,;=~!$&'()*+") + (f"?{urlencode(given)}" if given else "")
+        except UnicodeEncodeError as error:
+            raise NodusError(f"{error.object!a} is not UTF-8 text", fix="Check the name for odd bytes.") from error
+        return self.connection.url + quoted
 
     def _request(self, method: str, path: str, options: RequestOptions) -> Request:
         sent = {"User-Agent": self._agent, "Accept": JSON, "Accept-Encoding": "identity"}
@@ -230,11 +277,32 @@ class Api:
             sent["Content-Type"] = JSON
             content = json.dumps(body, allow_nan=False).encode()
         sent.update(options.get("headers") or {})
-        return Request(method, self.url(path, options.get("query")), sent, content, options.get("timeout_s", TIMEOUT_S))
+        silence_s = options.get("timeout_s", self.timeout_s)
+        return Request(method, self.url(path, options.get("query")), sent, content, silence_s)
 
     def _unreachable(self, error: TransportError) -> ConnectionFailed:
         fix = "Start the server with `nodus up`, or check NODUS_API_URL."
         return ConnectionFailed(f"the Nodus server can't be reached: {error}", fix=None if error.sent else fix)
+
+
+class _Metered:
+    """An exchange that tells of every piece of its body that has arrived."""
+
+    def __init__(self, exchange: Exchange, arrived: Callable[[int], None]) -> None:
+        self.status, self.headers = exchange.status, exchange.headers
+        self._exchange, self._arrived = exchange, arrived
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._exchange.chunks()) as chunks:
+            async for chunk in chunks:
+                self._arrived(len(chunk))
+                yield chunk
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    async def close(self) -> None:
+        await self._exchange.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +345,18 @@ async def _error(exchange: Exchange) -> NodusError:
         body = {}
     error = from_status(body if isinstance(body, dict) else {}, exchange.status, request_id)
     told = exchange.headers.get("retry-after")
-    if error.retry_after_s is None and told is not None and told.isdigit():
-        error.retry_after_s = float(told)
+    if error.retry_after_s is None and told is not None:
+        error.retry_after_s = _seconds(told)
     return error
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Return what Retry-After says in seconds: it is a number of them, or the time to wait for."""
+    if retry_after.isdigit():
+        return float(retry_after)
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None

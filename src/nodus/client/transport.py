@@ -13,11 +13,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, finalize
 
@@ -49,6 +50,8 @@ class Request:
     """Bytes, or a file to send from."""
     timeout_s: float | None = 60.0
     """Longest silence of the server; None waits for ever."""
+    sent: Callable[[int], None] | None = None
+    """Is told the number of bytes of the body each time some are about to go out."""
 
 
 class Exchange(Protocol):
@@ -161,9 +164,12 @@ class Transport:
         content: bytes | AsyncIterator[bytes] | None = None
         if isinstance(request.body, Path):
             headers["Content-Length"] = str(request.body.stat().st_size)
-            content = _file_chunks(request.body)
+            content = _file_chunks(request.body, request.sent)
         else:
             content = request.body
+            if content is not None and request.sent is not None:
+                headers["Content-Length"] = str(len(content))
+                content = _byte_chunks(content, request.sent)
         outgoing = client.build_request(request.method, request.url, headers=headers, content=content, timeout=timeout)
         try:
             return _AsyncExchange(await client.send(outgoing, stream=True))
@@ -221,10 +227,20 @@ def _exchange(connection: http.client.HTTPConnection, request: Request, target: 
     if isinstance(request.body, Path):
         headers["Content-Length"] = str(request.body.stat().st_size)
         with request.body.open("rb") as file:
-            connection.request(request.method, target, body=file, headers=headers)
+            connection.request(request.method, target, body=_pieces(file, request.sent), headers=headers)
+    elif request.body is not None and request.sent is not None:
+        headers["Content-Length"] = str(len(request.body))
+        connection.request(request.method, target, body=_pieces(BytesIO(request.body), request.sent), headers=headers)
     else:
         connection.request(request.method, target, body=request.body, headers=headers)
     return connection.getresponse()
+
+
+def _pieces(file: BinaryIO, sent: Callable[[int], None] | None) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        if sent is not None:
+            sent(len(chunk))
+        yield chunk
 
 
 def _describe(error: Exception, where: str) -> str:
@@ -311,7 +327,12 @@ class _AsyncExchange:
         await self._response.aclose()
 
 
-async def _file_chunks(path: Path) -> AsyncIterator[bytes]:
+async def _byte_chunks(content: bytes, sent: Callable[[int], None]) -> AsyncIterator[bytes]:
+    for chunk in _pieces(BytesIO(content), sent):
+        yield chunk
+
+
+async def _file_chunks(path: Path, sent: Callable[[int], None] | None) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
+        for chunk in _pieces(file, sent):
             yield chunk

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule
+    from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule, Usage
 
 
 class FakeBackend:
@@ -46,6 +46,12 @@ class FakeBackend:
     def state_directory(self, job_uid: str) -> Path:
         """Return a path that nothing is ever written to."""
         return Path("/nonexistent", job_uid)
+
+    async def usage(self, keys: Sequence[str]) -> dict[str, Usage]:
+        """Return one CPU second and a megabyte for each member that runs."""
+        from nodus.server.compute.base import Usage
+
+        return {key: Usage(1.0, 1 << 20) for key in keys if self.read_state(key).phase == "Running"}
 
     async def capacity(self) -> Capacity:
         """Return a machine of four CPUs."""

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from nodus import errors
-from nodus.cli.commands.wait import _split
+from nodus.cli.conditions import split_path
 from nodus.cli.description import describe
 from nodus.cli.estimates import estimate_line
 from nodus.cli.formats import as_list, check_format, to_yaml, typed_name
@@ -62,8 +62,8 @@ def test_plain_table_has_the_same_layout() -> None:
         (".status.phase=Ready", (".status.phase", "Ready")),
     ],
 )
-def test_wait_condition_is_split(text: str, expected: tuple[str, str | None]) -> None:
-    assert _split(text) == expected
+def test_wait_condition_issplit_path(text: str, expected: tuple[str, str | None]) -> None:
+    assert split_path(text) == expected
 
 
 def test_error_shows_causes_fix_and_request() -> None:

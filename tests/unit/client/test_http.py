@@ -257,3 +257,55 @@ def test_first_contact_is_shorter_than_a_restart(server: FakeServer) -> None:
     api = api_of(server, budget_s=0.0, first_contact_s=0.0)
     run_blocking(api.call("GET", "/x"))
     assert api._answered
+
+
+def test_log_names_requests_and_no_secrets(server: FakeServer) -> None:
+    lines: list[str] = []
+    api = Api(Connection(url=server.url, api_key="nodus_key", project="default"), retry=PROMPT, log=lines.append)
+    server.replies = [Reply({"ok": 1}, headers={"X-Request-Id": "req_1"}), Reply(b"bytes"), Reply({})]
+    run_blocking(api.call("POST", "/x", query={"dryRun": "All"}, body={"stringData": {"A": "hidden"}}))
+    run_blocking(run_blocking(api.fetch(f"{server.url}/blob?signature=permission")).read())
+    run_blocking(api.put_grant(f"{server.url}/blob?signature=permission", b"body", {"X-Grant": "grant"}))
+    assert lines[0].startswith(f"POST {server.url}/x?dryRun=All 200 in ") and lines[0].endswith(" req_1")
+    assert lines[1].startswith(f"GET {server.url}/blob 200 in ")
+    for secret in ("nodus_key", "hidden", "permission", "grant", "body"):
+        assert not [line for line in lines if secret in line]
+    refused = Api(Connection(url="http://127.0.0.1:9", api_key=None, project="default"), retry=PROMPT, log=lines.append)
+    with pytest.raises(ConnectionFailed):
+        run_blocking(refused.call("GET", "/x"))
+    assert "failed: nothing listens at" in lines[-1]
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_meter_follows_large_files_both_ways(server: FakeServer, tmp_path: Path, awaited: bool) -> None:
+    moved: dict[tuple[str, int], int] = {}
+
+    def meter(what: str, total: int) -> Callable[[int], None]:
+        moved[what, total] = 0
+
+        def advance(size: int) -> None:
+            moved[what, total] += size
+
+        return advance
+
+    size = 3 * 1024 * 1024
+    large = tmp_path / "large.bin"
+    large.write_bytes(b"x" * size)
+    api = Api(Connection(url=server.url, api_key="k", project="default"), retry=PROMPT, meter=meter)
+    server.script = lambda asked: Reply(b"y" * size if asked.path == "/down" else {"small": True})
+
+    async def work() -> bytes:
+        await api.call("PUT", "/up", body=large)
+        await api.put_grant(f"{server.url}/grant", large.read_bytes(), {})
+        await (await api.fetch(f"{server.url}/small")).read()
+        return await (await api.fetch(f"{server.url}/down", "model.bin")).read()
+
+    got = await work() if awaited else run_blocking(work())
+    assert got == b"y" * size
+    assert moved == {("large.bin", size): size, ("upload", size): size, ("model.bin", size): size}
+    assert [len(asked.body) for asked in server.asked if asked.method == "PUT"] == [size, size]
+
+
+def test_a_name_that_no_url_can_hold_is_refused(server: FakeServer) -> None:
+    with pytest.raises(errors.NodusError, match="not UTF-8"):
+        api_of(server).url("/x/\udcff")

@@ -49,8 +49,7 @@ def command(
     if output is not None:
         print_results([obj], output, dry_run)
         return
-    kind = session.run(session.resources.kind("APIKey"))
-    print(f"{object_label(kind, obj)} {did('created', dry_run)}", file=sys.stderr)
+    print(f"{object_label(obj)} {did('created', dry_run)}", file=sys.stderr)
     token = (obj.get("status") or {}).get("token")
     if token:
         print("Keep the key; it is shown this once.", file=sys.stderr)

@@ -68,13 +68,12 @@ def _named(document: JsonObject) -> JsonObject:
 
 
 def _apply(session: Session, document: JsonObject, dry_run: str, *, quiet: bool) -> JsonObject:
-    kind = session.run(session.resources.kind(str(document["kind"])))
     if dry_run == "client":
         obj, outcome = document, "created"
     else:
         obj, outcome = session.run(session.resources.apply(document, dry_run=dry_run == "server"))
     if not quiet:
-        print(f"{object_label(kind, obj)} {did(outcome, dry_run)}")
+        print(f"{object_label(obj)} {did(outcome, dry_run)}")
         print_warnings(obj)
     return obj
 

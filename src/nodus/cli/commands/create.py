@@ -93,8 +93,7 @@ def _from_files(
             obj = created(session, document, dry_run, idempotency_key)
             results.append(obj)
             if output is None:
-                kind = session.run(session.resources.kind(str(document["kind"])))
-                print(f"{object_label(kind, obj)} {did('created', dry_run)}")
+                print(f"{object_label(obj)} {did('created', dry_run)}")
     finally:  # what was done before an error is shown as well
         if output is not None and results:
             print_results(results, output, dry_run)

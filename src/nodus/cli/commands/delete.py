@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
+import sys
 
 import click
 
+from nodus.cli.conditions import GONE
+from nodus.cli.options import did, dry_run_option, files_option, objects_argument, recursive_option
 from nodus.cli.session import Session, connected
-from nodus.cli.targets import Target, parse_targets
+from nodus.cli.targets import Target, parse_targets, selected, targets_of_files
+from nodus.cli.waiting import wait_for_all
+from nodus.core.durations import parse_duration
 from nodus.core.errors import NotFound
 
 CASCADES = {"background": "Background", "foreground": "Foreground", "orphan": "Orphan"}
 
 
 @click.command()
-@click.argument("what", nargs=-1, metavar="KIND/NAME...")
-@click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help="Delete what these manifests name.")
+@objects_argument(required=False)
+@files_option("Delete what these manifests name.")
+@recursive_option
 @click.option("-l", "--selector", metavar="LABELS", help="Delete the objects of a kind with these labels.")
 @click.option("--all", "everything", is_flag=True, help="Delete every object of the kind in the project.")
 @click.option(
@@ -26,17 +31,22 @@ CASCADES = {"background": "Background", "foreground": "Foreground", "orphan": "O
     help="What happens to what it owns; orphan leaves it.",
 )
 @click.option("--wait", "wait", is_flag=True, help="Return once it is gone.")
+@click.option("--timeout", default="10m", show_default=True, metavar="DURATION", help="How long --wait waits.")
 @click.option("--ignore-not-found", is_flag=True, help="What is not there is no error.")
+@dry_run_option("Only say what would be deleted; `client` sends nothing.")
 @connected()
 def command(
     session: Session,
     what: tuple[str, ...],
     files: tuple[str, ...],
+    recursive: bool,
     selector: str | None,
     everything: bool,
     cascade: str,
     wait: bool,
+    timeout: str,
     ignore_not_found: bool,
+    dry_run: str,
 ) -> None:
     """Delete objects and what they own.
 
@@ -46,60 +56,40 @@ def command(
       nodus delete tj -l team=search --wait
       nodus delete -f grpo.yaml --ignore-not-found
     """
-    targets = _targets(session, what, files, selector, everything)
-    for target in targets:
-        name = str(target.name)
-        try:
-            session.run(
-                session.resources.delete(target.kind, name, project=target.project, propagation=CASCADES[cascade])
-            )
-        except NotFound:
-            if ignore_not_found:
-                continue
-            raise
-        if wait:
-            _wait_gone(session, target)
-        print(f"{target.kind.singular}/{name} deleted")
-
-
-def _targets(
-    session: Session, what: tuple[str, ...], files: tuple[str, ...], selector: str | None, everything: bool
-) -> list[Target]:
-    if files:
-        from nodus.cli.manifests import read_manifests
-
-        return [
-            target._replace(project=(document.get("metadata") or {}).get("namespace"))
-            for document in read_manifests(files)
-            for target in parse_targets(
-                session, [str(document["kind"]), str((document.get("metadata") or {}).get("name"))]
-            )
-        ]
-    found = parse_targets(session, what)
-    whole = [target for target in found if target.name is None]
-    if whole and not selector and not everything:
-        raise click.UsageError(f"name the {whole[0].kind.plural}, or select them with -l LABELS or --all.")
-    named = [target for target in found if target.name is not None]
-    if named and (selector or everything):
-        raise click.UsageError(f"{named[0].name!r} is a name; -l and --all go with a kind alone.")
-    for target in whole:
-        listed = session.run(session.resources.list(target.kind, project=target.project, labels=selector))
-        named += [target._replace(name=str(item["metadata"]["name"])) for item in listed]
-    return named
-
-
-def _wait_gone(session: Session, target: Target) -> None:
-    holds = partial(bool, 0)
     try:
-        session.run(
-            session.resources.wait_for(
-                target.kind,
-                str(target.name),
-                lambda obj: holds(),
-                project=target.project,
-                timeout_s=1800,
-                what="its deletion",
-            )
-        )
+        timeout_s = parse_duration(timeout)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {error}.") from error
+    if files and what:
+        raise click.UsageError("name objects or manifests, not both.")
+    targets = (
+        targets_of_files(session, files, recursive=recursive)
+        if files
+        else selected(session, parse_targets(session, what), selector, everything=everything)
+    )
+    if not targets:
+        print("No resources found.", file=sys.stderr)
+    gone = []
+    for target in targets:
+        if _delete(session, target, cascade, ignore_not_found, dry_run):
+            gone.append(target)
+            if not wait or dry_run != "none":
+                print(f"{target.kind.singular}/{target.name} {did('deleted', dry_run)}")
+    if wait and gone and dry_run == "none":
+        for label in wait_for_all(session, gone, GONE, timeout_s):
+            print(f"{label} deleted")
+
+
+def _delete(session: Session, target: Target, cascade: str, ignore_not_found: bool, dry_run: str) -> bool:
+    """Ask for the deletion and return whether there was something to delete."""
+    if dry_run == "client":
+        return True
+    path = target.kind.path(target.project or session.project, target.name)
+    query = {"dryRun": "All" if dry_run == "server" else None}
+    try:
+        session.run(session.api.call("DELETE", path, query=query, body={"propagationPolicy": CASCADES[cascade]}))
     except NotFound:
-        return
+        if not ignore_not_found:
+            raise
+        return False
+    return True

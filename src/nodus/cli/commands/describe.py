@@ -4,44 +4,51 @@ from __future__ import annotations
 
 import click
 
+from nodus.cli.colour import visible
+from nodus.cli.options import objects_argument
 from nodus.cli.session import Session, connected
-from nodus.cli.targets import Target, parse_targets
+from nodus.cli.targets import Target, parse_targets, selected
 from nodus.client.resources import JsonObject
-from nodus.core.errors import NodusError
+from nodus.core.errors import NodusError, NotFound
 
-WITH_ATTEMPTS = {"Job": "nodus.dev/job", "Volume": "nodus.dev/volume", "TrainingJob": "nodus.dev/trainingjob"}
+# Kinds whose Attempts carry a label with the object's name.
+WITH_ATTEMPTS = ("Job", "TrainingJob", "Volume", "Sandbox", "Agent", "Image")
 
 
 @click.command()
-@click.argument("what", nargs=-1, required=True, metavar="KIND/NAME...")
+@objects_argument("KIND[/NAME]...")
+@click.option("-l", "--selector", metavar="LABELS", help="Only the objects of a kind with these labels.")
 @connected()
-def command(session: Session, what: tuple[str, ...]) -> None:
+def command(session: Session, what: tuple[str, ...], selector: str | None) -> None:
     """Show an object with its progress, results and events.
 
     \b
     Examples:
       nodus describe tj/my-grpo
       nodus describe environment/graph-coloring -n nodus
+      nodus describe jobs -l team=search
     """
     from nodus.cli.description import describe
 
     targets = parse_targets(session, what)
-    if any(target.name is None for target in targets):
-        raise click.UsageError("name the objects, such as tj/my-run.")
-    for number, target in enumerate(targets):
+    kinds = [target.kind for target in targets if target.name is None]
+    found = selected(session, targets, selector, everything=bool(kinds) and not selector)
+    if not found:
+        raise NotFound(f"there are no {kinds[0].plural} to describe", fix="`nodus get` lists what there is.")
+    for number, target in enumerate(found):
         obj = session.run(session.get(target.kind, str(target.name), project=target.project))
         if number:
             print()
         for line in describe(obj, _attempts(session, target), _events(session, target)):
-            print(line)
+            print(visible(line))
 
 
 def _attempts(session: Session, target: Target) -> list[JsonObject]:
-    label = WITH_ATTEMPTS.get(target.kind.kind)
-    if label is None:
+    if target.kind.kind not in WITH_ATTEMPTS:
         return []
+    label = f"nodus.dev/{target.kind.singular}={target.name}"
     try:
-        return session.run(session.resources.list("Attempt", project=target.project, labels=f"{label}={target.name}"))
+        return session.run(session.resources.list("Attempt", project=target.project, labels=label))
     except NodusError:
         return []  # a key without the scope still sees the object itself
 

@@ -15,6 +15,7 @@ import click
 from nodus.cli.difference import written_part
 from nodus.cli.formats import to_yaml
 from nodus.cli.manifests import parse_object
+from nodus.cli.options import objects_argument
 from nodus.cli.render import error_lines
 from nodus.cli.session import Session, connected
 from nodus.cli.targets import parse_target
@@ -27,7 +28,7 @@ NOTE = "Lines that begin with # are ignored. Save and close to change the object
 
 
 @click.command()
-@click.argument("what", nargs=-1, required=True, metavar="KIND/NAME")
+@objects_argument("KIND/NAME")
 @connected()
 def command(session: Session, what: tuple[str, ...]) -> int:
     """Change an object in your editor. What the server refuses comes back with the reason.

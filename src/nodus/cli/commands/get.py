@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from nodus.cli.formats import OBJECT_FORMATS, as_list, print_object
-from nodus.cli.options import files_option, output_option
+from nodus.cli.options import files_option, objects_argument, output_option
 from nodus.cli.session import TABLE, Session, connected
 from nodus.cli.tables import TablePrinter
 from nodus.cli.targets import Target, parse_targets, targets_of_files
@@ -40,7 +40,7 @@ def _gpu_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@click.argument("what", nargs=-1, metavar="KIND[/NAME] [NAME]...")
+@objects_argument("KIND[/NAME] [NAME]...", required=False)
 @files_option("Show what these manifests name.")
 @output_option("wide", *OBJECT_FORMATS, help_text="Output format; the server's table when unset.")
 @click.option("-w", "--watch", is_flag=True, help="Go on showing changes until interrupted.")

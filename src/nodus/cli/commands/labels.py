@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from nodus.cli.options import did, dry_run_option, output_option, print_results
+from nodus.cli.options import did, dry_run_option, objects_argument, output_option, print_results
 from nodus.cli.session import Session, connected
-from nodus.cli.targets import Target, parse_targets
+from nodus.cli.targets import Target, named
 
-_ARGUMENTS = click.argument("words", nargs=-1, required=True, metavar="KIND/NAME... KEY=VALUE... [KEY-...]")
+_ARGUMENTS = objects_argument("KIND/NAME... KEY=VALUE... [KEY-...]", name="words")
 _DRY_RUN = dry_run_option("Only say what would come of it; `client` sends nothing.")
 _OUTPUT = output_option("json", "yaml", "name")
 
@@ -72,9 +72,7 @@ def _split(session: Session, words: tuple[str, ...]) -> tuple[list[Target], dict
         changes[key if equals else word[:-1]] = value if equals else None
     if not changes:
         raise click.UsageError("say what to change: KEY=VALUE sets, KEY- takes away.")
-    targets = parse_targets(session, words[:first])
-    if any(target.name is None for target in targets):
-        raise click.UsageError("name the objects, such as tj/my-run.")
+    targets = named(session, words[:first])
     return targets, changes
 
 

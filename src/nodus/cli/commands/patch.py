@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from nodus.cli.formats import check_format, print_object
+from nodus.cli.options import objects_argument
 from nodus.cli.session import CONTEXT_OPTION, ORG_OPTION, VERBOSE_OPTION, Session, given_options
 from nodus.cli.targets import parse_target
 
 
 @click.command()
-@click.argument("what", nargs=-1, required=True, metavar="KIND/NAME")
+@objects_argument("KIND/NAME")
 @click.option("--patch", "patch", metavar="JSON", help="The change, as JSON.")
 @click.option(
     "-p",

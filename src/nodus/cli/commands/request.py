@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 import click
 
+from nodus.cli.options import objects_argument
 from nodus.cli.session import Session, connected
-from nodus.cli.targets import parse_targets
+from nodus.cli.targets import named
 from nodus.client.suggest import did_you_mean
 
 ACTIONS = (
@@ -25,7 +26,7 @@ ACTIONS = (
 
 @click.command()
 @click.argument("action")
-@click.argument("what", nargs=-1, required=True, metavar="KIND/NAME...")
+@objects_argument()
 @connected()
 def command(session: Session, action: str, what: tuple[str, ...]) -> None:
     """Ask for an action: restart, refresh-secrets, reload-sinks, verify, resend, start, reimport, approve-burst, drain.
@@ -39,9 +40,7 @@ def command(session: Session, action: str, what: tuple[str, ...]) -> None:
     if action not in ACTIONS:
         hint = did_you_mean(action, ACTIONS) or f" There are {', '.join(ACTIONS)}."
         raise click.UsageError(f"unknown action {action!r}.{hint}")
-    targets = parse_targets(session, what)
-    if any(target.name is None for target in targets):
-        raise click.UsageError("name the objects, such as volume/weights.")
+    targets = named(session, what)
     patch = {
         "metadata": {
             "annotations": {f"nodus.dev/{action}-requested-at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}

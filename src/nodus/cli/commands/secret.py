@@ -52,7 +52,7 @@ def create(
     \b
     Examples:
       nodus create secret hf-token --from-file HF_TOKEN=./token
-      pass show wandb | nodus create secret wandb --from-file WANDB_API_KEY=-
+      pass show wandb | nodus secret create wandb --from-file WANDB_API_KEY=-
       nodus create secret app --from-env-file .env
     """
     spec: JsonObject = {"stringData": collect(literals, files, env_files)}

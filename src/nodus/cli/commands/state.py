@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 import click
 
+from nodus.cli.options import objects_argument
 from nodus.cli.session import Session, connected
-from nodus.cli.targets import Target, parse_targets
+from nodus.cli.targets import Target, named
 from nodus.client.resources import JsonObject
 from nodus.core.errors import Invalid, NodusError
 
@@ -67,9 +68,7 @@ def start(session: Session, what: tuple[str, ...]) -> None:
 
 
 def _each(session: Session, what: tuple[str, ...], state: str, done: str) -> None:
-    targets = parse_targets(session, what)
-    if any(target.name is None for target in targets):
-        raise click.UsageError("name the objects, such as tj/my-run.")
+    targets = named(session, what)
     for target in targets:
         obj = session.run(session.get(target.kind, str(target.name), project=target.project))
         print(f"{target.kind.singular}/{target.name} {_change(session, target, obj, state, done)}")
@@ -100,7 +99,7 @@ def _change(session: Session, target: Target, obj: JsonObject, state: str, done:
 
 
 def _command(function: Callable[[Session, tuple[str, ...]], None]) -> click.Command:
-    argument = click.argument("what", nargs=-1, required=True, metavar="KIND/NAME...")
+    argument = objects_argument()
     return click.command(function.__name__)(argument(connected()(function)))
 
 

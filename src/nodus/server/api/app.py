@@ -14,12 +14,12 @@ from nodus._version import __version__
 from nodus.core.errors import Forbidden, NotFound
 from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
-from nodus.server.api import attempt_api, auditing, blobs, discovery, openapi, reading, resources
+from nodus.server.api import attempt_api, auditing, blobs, discovery, openapi, reading, resources, usage
 from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
 from nodus.server.api.middleware import RequestMiddleware
-from nodus.server.api.routes import Operation, subresource
+from nodus.server.api.routes import Operation, Param, subresource
 from nodus.server.login import routes as login_routes
 from nodus.server.login.grants import org_name
 from nodus.server.login.limits import Limits
@@ -178,6 +178,9 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("/.well-known/nodus-configuration", configuration, public=True),
     Operation("/metrics", metrics_text, answer=None),
+    Operation(
+        usage.PATH, usage.query, ("GET", "POST"), query=(Param("query", "What is asked; POST takes it as a form."),)
+    ),
     Operation("/self", attempt_api.self_),
     Operation("/auth/whoami", get_whoami),
     Operation(openapi.INDEX, openapi.index),

@@ -124,6 +124,15 @@ class MemberState:
         return self.phase in ("Exited", "Lost")
 
 
+class Usage(NamedTuple):
+    """What a member has used, and holds."""
+
+    cpu_s: float
+    """CPU seconds since its start, of all its processes."""
+    memory_bytes: int
+    """Resident memory; pages that processes share count in each."""
+
+
 class Collected(NamedTuple):
     """A file that was put into the blob store."""
 
@@ -199,6 +208,10 @@ class ComputeBackend(Protocol):
 
     async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
         """Record that a member can't be started and never will be: it is Exited with the reason ``StartFailed``."""
+        ...
+
+    async def usage(self, keys: Sequence[str]) -> Mapping[str, Usage]:
+        """Return what members use now; those that do not run are left out."""
         ...
 
     async def state(self, key: str) -> MemberState:

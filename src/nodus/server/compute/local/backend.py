@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule
+from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule, Usage
 from nodus.server.compute.local import cgroups, logstore
 from nodus.server.compute.local.attemptdir import (
     EVENTS_SOCKET,
@@ -33,6 +33,7 @@ from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.member import kill_left_over
 from nodus.server.compute.local.prepare import BlobPath, prepare
 from nodus.server.compute.local.processclient import LocalProcesses
+from nodus.server.compute.local.usage import tree_usage
 from nodus.server.compute.local.zygote import Zygote
 
 log = logging.getLogger(__name__)
@@ -147,6 +148,19 @@ class LocalBackend:
         """Record that a member can't be started and never will be."""
         end = {"reason": "StartFailed", "message": message, "fix": fix, "retryable": False}
         await asyncio.to_thread(_never_begin, self.directory(key), end)
+
+    async def usage(self, keys: Sequence[str]) -> dict[str, Usage]:
+        """Return what members use now; those that do not run are left out."""
+        return await asyncio.to_thread(self._usage, keys)
+
+    def _usage(self, keys: Sequence[str]) -> dict[str, Usage]:
+        pids: dict[str, int] = {}
+        for attempt in map(self.directory, keys):
+            pid = (attempt.read_status() or {}).get("pid")
+            if pid is not None and attempt.alive():  # else the number may be another process's by now
+                pids[attempt.key] = int(pid)
+        trees = tree_usage(pids.values())
+        return {key: trees[pid] for key, pid in pids.items() if pid in trees}
 
     async def state(self, key: str) -> MemberState:
         """Return where a member stands."""

@@ -1,0 +1,237 @@
+"""The object commands against a scripted server: what they send, and what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodus.cli import main as cli
+from nodus.core.patches import merge_patch
+from tests.unit.client.fake_server import Asked, FakeServer, Reply, serving, status
+
+JOBS = "/apis/nodus.dev/v1/namespaces/default/jobs"
+Objects = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
+    """A server that keeps objects by their path, and the environment of its user."""
+    with serving() as fake:
+        stored: Objects = {}
+        fake.script = lambda asked: answer(stored, asked)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("NODUS_API_URL", fake.url)
+        monkeypatch.setenv("NODUS_API_KEY", "nodus_k")
+        monkeypatch.chdir(tmp_path)
+        put(stored, "running", phase="Running")
+        put(stored, "done", phase="Succeeded")
+        yield fake
+
+
+def put(stored: Objects, name: str, phase: str) -> None:
+    stored[f"{JOBS}/{name}"] = {
+        "apiVersion": "nodus.dev/v1", "kind": "Job",
+        "metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": "1", "labels": {"a": "b"}},
+        "spec": {"command": ["true"], "timeout": "5m"}, "status": {"phase": phase},
+    }  # fmt: skip
+
+
+def answer(stored: Objects, asked: Asked) -> Reply:
+    """Answer as the API does, for one object at a time."""
+    dry = asked.query.get("dryRun") == "All"
+    if asked.method == "POST":
+        document = asked.json
+        if not dry:
+            stored[f"{asked.path}/{document['metadata']['name']}"] = document
+        return Reply(document, 201)
+    found = stored.get(asked.path)
+    if found is None:
+        return status("NotFound", 404, f"{asked.path} not found")
+    if asked.method == "PATCH":
+        changed = merge_patch(found, asked.json)
+        if changed["spec"].get("timeout") == "0s":
+            return status("Invalid", 422, "Job is invalid: spec.timeout: too short", fix="Write more.")
+        if not dry:
+            stored[asked.path] = changed
+        return Reply(changed)
+    return Reply(found)
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*words: str) -> tuple[int, str, str]:
+        code = cli.main(list(words))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def writes(server: FakeServer) -> list[tuple[str, str, Any]]:
+    return [(asked.method, asked.path, asked.json) for asked in server.asked if asked.method != "GET"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "says"),
+    [
+        ("cancel", "Cancelled", "canceled"),
+        ("suspend", "Suspended", "suspended"),
+        ("resume", "Running", "resumed"),
+        ("stop", "Stopped", "stopped"),
+    ],
+)
+def test_states_are_merge_patches(run: Run, server: FakeServer, verb: str, state: str, says: str) -> None:
+    assert run(verb, "job/running") == (0, f"job/running {says}\n", "")
+    assert writes(server) == [("PATCH", f"{JOBS}/running", {"spec": {"state": state}})]
+
+
+def test_start_leaves_its_time(run: Run, server: FakeServer) -> None:
+    assert run("start", "job", "running") == (0, "job/running started\n", "")
+    ((_, _, sent),) = writes(server)
+    assert sent["spec"] == {"state": "Running"}
+    assert sent["metadata"]["annotations"]["nodus.dev/start-requested-at"].endswith("Z")
+
+
+def test_a_run_that_ended_is_not_written_to(run: Run, server: FakeServer) -> None:
+    assert run("cancel", "job/done", "job/running")[1] == "job/done already ended: Succeeded\njob/running canceled\n"
+    code, out, err = run("suspend", "job/done")
+    assert (code, out) == (1, "") and err.startswith(
+        "error: job/done has ended: Succeeded; it can't be suspended\nfix: "
+    )
+    assert [path for _, path, _ in writes(server)] == [f"{JOBS}/running"]
+
+
+def test_label_annotate_and_request_send_what_changes(run: Run, server: FakeServer) -> None:
+    assert run("label", "job/running", "team=x", "note=a=b", "a-") == (0, "job/running labeled\n", "")
+    assert (
+        run("annotate", "job", "running", "why=because", "--dry-run")[1] == "job/running annotated (server dry run)\n"
+    )
+    assert yaml.safe_load(run("label", "job/running", "x=y", "--dry-run=client", "-o", "yaml")[1])["kind"] == "Job"
+    assert run("request", "restart", "job/running")[1] == "job/running restart requested\n"
+    label, annotation, request = (sent["metadata"] for _, _, sent in writes(server))
+    assert label == {"labels": {"team": "x", "note": "a=b", "a": None}}
+    assert annotation == {"annotations": {"why": "because"}}
+    assert list(request["annotations"]) == ["nodus.dev/restart-requested-at"]
+    for words in (["job/running"], ["job/running", "plain"], ["x=y"], ["jobs", "x=y"], ["job/running", "x=y", "z"]):
+        assert run("label", *words)[0] == 2
+
+
+def test_diff_shows_what_apply_would_change_and_nothing_of_the_servers(run: Run, tmp_path: Path) -> None:
+    manifest = {"apiVersion": "nodus.dev/v1", "kind": "Job", "metadata": {"name": "running", "labels": {"a": "b"}}}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest | {"spec": {"command": ["true"], "timeout": "9m"}}))
+    code, out, err = run("diff", "-f", str(path))
+    assert (code, err) == (1, "")
+    assert out.splitlines()[:2] == ["--- live/job/running", "+++ merged/job/running"]
+    assert "-  timeout: 5m" in out and "+  timeout: 9m" in out and "resourceVersion" not in out and "\x1b" not in out
+    path.write_text(yaml.safe_dump(manifest | {"spec": {"timeout": "5m"}}))
+    assert run("diff", "-f", str(path)) == (0, "", "")
+    path.write_text(yaml.safe_dump(manifest | {"metadata": {"name": "fresh"}, "spec": {}}))
+    assert run("diff", "-f", str(path))[0] == 1
+
+
+def edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> None:
+    """Let the editor be a program that gets the file's name as $1."""
+    script = tmp_path / "editor"
+    script.write_text(f"#!/bin/sh\n{program}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(script))
+    monkeypatch.delenv("VISUAL", raising=False)
+
+
+def test_edit_sends_only_the_changed_field(
+    run: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    edit(monkeypatch, tmp_path, "sed -i s/5m/7m/ $1")
+    assert run("edit", "job/running") == (0, "job/running edited\n", "")
+    assert writes(server) == [("PATCH", f"{JOBS}/running", {"spec": {"timeout": "7m"}})]
+    edit(monkeypatch, tmp_path, ": > $1")
+    assert run("edit", "job/running") == (0, "job/running unchanged\n", "")
+
+
+def test_edit_comes_back_with_the_refusal_and_keeps_the_text(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The first time a value the server refuses, the second time nothing more: the user gives up.
+    edit(monkeypatch, tmp_path, f"cp $1 {tmp_path}/seen; sed -i s/5m/0s/ $1")
+    code, _, err = run("edit", "job/running")
+    assert code == 1 and "spec.timeout: too short" in err
+    assert "# Error from server (Invalid): " in (tmp_path / "seen").read_text()
+    kept = Path(err.splitlines()[-1].rpartition(" ")[2])
+    assert "timeout: 0s" in kept.read_text()
+    os.unlink(kept)
+    edit(monkeypatch, tmp_path, "sed -i s/running/other/ $1")
+    assert "metadata.name can't be edited" in run("edit", "job/running")[2]
+    edit(monkeypatch, tmp_path, "exit 3")
+    assert "ended with exit code 3" in run("edit", "job/running")[2]
+    monkeypatch.setenv("EDITOR", "no-such-editor")
+    assert "can't be started" in run("edit", "job/running")[2]
+
+
+def test_apply_names_the_run_of_a_group(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    kinds = {"resources": [{"name": "agentruns", "kind": "AgentRun", "namespaced": True, "shortNames": ["ar"]}]}
+    stored: Objects = {}
+
+    def script(asked: Asked) -> Reply:
+        return Reply(kinds) if asked.path.count("/") == 3 else answer(stored, asked)
+
+    server.script = script
+    path = tmp_path / "run.yaml"
+    run_of_group = {"agent": "w", "group": "nightly", "taskKey": "a", "input": "x"}
+    path.write_text(yaml.safe_dump({"apiVersion": "nodus.dev/v1", "kind": "AgentRun", "spec": run_of_group}))
+    assert run("apply", "-f", str(path)) == (0, "agentrun/nightly-a created\n", "")
+    path.write_text(yaml.safe_dump({"apiVersion": "nodus.dev/v1", "kind": "AgentRun", "spec": {"agent": "w"}}))
+    assert run("apply", "-f", str(path))[0] == 2
+
+
+def test_a_selector_that_is_empty_deletes_nothing(run: Run, server: FakeServer) -> None:
+    assert run("delete", "jobs", "-l", "")[0] == 2
+    assert run("delete", "jobs")[0] == 2
+    assert run("apply", "-f", "-", "--prune")[0] == 2
+    assert writes(server) == []
+
+
+def test_what_is_not_kept_yet_is_said(run: Run, server: FakeServer) -> None:
+    server.script = lambda asked: Reply({"resources": []})
+    assert run("get", "usage")[2].startswith("error: this server keeps no usage yet\nfix: ")
+    assert run("get", "transactions", "-o", "json")[0] == 1
+
+
+def test_gpu_filters_are_field_selectors(run: Run, server: FakeServer) -> None:
+    server.script = lambda asked: Reply({"rows": []})
+    run("get", "gpus", "--gpu", "H100", "--count", "8", "--region", "us", "--interruptible")
+    (asked,) = server.asked
+    assert asked.path == "/apis/nodus.dev/v1/offerings"
+    assert asked.query["fieldSelector"] == (
+        "spec.accelerator.family=H100,spec.count=8,spec.regionClass=us,spec.interruptible=true"
+    )
+    assert run("get", "jobs", "--gpu", "H100")[0] == 2
+
+
+def test_sort_orders_rows_by_a_field_that_tables_lack(run: Run, server: FakeServer) -> None:
+    sizes = {"a": "10.5", "b": "9", "c": None}
+    items = [{"metadata": {"name": name}, "status": {"cost": {"totalUSD": cost}}} for name, cost in sizes.items()]
+    rows = [{"cells": [name], "object": {"metadata": {"name": name}}} for name in sizes]
+    table = {"columnDefinitions": [{"name": "Name"}], "rows": rows}
+    server.script = lambda asked: Reply(table if "Table" in asked.headers["accept"] else {"items": items})
+    assert run("get", "jobs", "--sort-by", ".status.cost.totalUSD")[1].split() == ["NAME", "b", "a", "c"]
+    listed = json.loads(run("get", "jobs", "--sort-by", ".status.cost.totalUSD", "-o", "json")[1])
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["b", "a", "c"]
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal(run: Run, server: FakeServer) -> None:
+    name = "x\x1b[2Jy"
+    table = {"columnDefinitions": [{"name": "Name"}], "rows": [{"cells": [name]}]}
+    server.script = lambda asked: Reply(table)
+    assert run("get", "jobs")[1] == "NAME\nx\\x1b[2Jy\n"
+    server.script = lambda asked: status("BadRequest", 400, name)
+    assert "\x1b" not in run("get", "jobs")[2]
