@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ MAX_COPIED = 1024 * 1024
 """Characters and values that all the ``copy`` operations of one patch may copy: a few dozen that copy an object into
 itself would double it until memory runs out."""
 MAX_DEPTH = 64
+_POSITION = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -100,12 +102,23 @@ def _apply(document: Any, operation: Mapping[str, Any], number: int) -> Any:
         if op == "copy":
             return _add(document, _parse(path), copy.deepcopy(_get(document, _parse(str(operation["from"])))))
         if op == "test":
-            if _get(document, _parse(path)) != operation["value"]:
+            if not _same(_get(document, _parse(path)), operation["value"]):
                 raise Invalid(f"operation {number} of the JSON patch: the value at {path!r} is another")
             return document
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise Invalid(f"operation {number} of the JSON patch: nothing fits {op!r} at {path!r} ({error})") from error
     raise BadRequest(f"operation {number} of the JSON patch: unknown op {op!r}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal in JSON, where 1 is 1.0 and not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
 
 
 def _parse(pointer: str) -> list[str]:
@@ -119,8 +132,10 @@ def _parse(pointer: str) -> list[str]:
 def _index(container: list[Any], part: str, *, grow: bool) -> int:
     if grow and part == "-":
         return len(container)
+    if not _POSITION.fullmatch(part):
+        raise ValueError(f"{part[:40]!r} is no index")
     position = int(part)
-    if position < 0 or position > len(container) - (0 if grow else 1):
+    if position > len(container) - (0 if grow else 1):
         raise IndexError(f"index {part} is outside the list")
     return position
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.errors import BadRequest
 from nodus.server.api.call import Call
+from nodus.server.api.owners import check_references
 from nodus.server.api.reading import require_project
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft
@@ -38,6 +39,7 @@ def admit_draft(conn: Connection, services: Services, draft: Draft) -> None:
     assert draft.model is not None
     known = len(draft.causes)
     require_project(conn, draft.project)
+    check_references(conn, draft)
     admission_of(draft.kind).admit(conn, services, draft, draft.model)
     try:
         draft.raise_causes()

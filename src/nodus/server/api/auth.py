@@ -121,7 +121,7 @@ def _is_going(attempt: Object | None, key: Object) -> bool:
     """Whether the attempt that a key was bound to still runs; another one of the same name does not count."""
     if attempt is None or attempt.deleted_at is not None or ATTEMPT.is_terminal(attempt.status.get("phase")):
         return False
-    return any(reference["uid"] == attempt.uid for reference in key.owner_references)
+    return attempt.uid in key.controllers
 
 
 def _principal(obj: Object, record: keys.KeyRecord, owner: Object) -> Principal:
@@ -211,9 +211,9 @@ def _attempt_identity(conn: Connection, uid: str) -> AttemptIdentity | None:
 
 
 def _training_job(attempt: Object, job: Object | None) -> str | None:
-    """The TrainingJob by owner reference of the Job: a label is the user's to write, an owner is not."""
+    """The TrainingJob that runs the Job: labels and other owners are the user's to write, that one is not."""
     for reference in job.owner_references if job is not None else ():
-        if reference.get("kind") == "TrainingJob":
+        if reference.get("kind") == "TrainingJob" and reference.get("controller") is True:
             return str(reference["name"])
     return None
 

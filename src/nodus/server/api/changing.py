@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from starlette.responses import Response
@@ -104,8 +105,8 @@ def _check_update(conn: Connection, call: Call, draft: Draft) -> bool:
     """Run admission on a change; tell whether the spec changes."""
     assert draft.old is not None
     spec_changes = not same_spec(draft.kind, draft.old.spec, draft.spec)
-    if spec_changes or draft.causes:
-        if not draft.causes:
+    if spec_changes or draft.causes or draft.owner_references != draft.old.owner_references:
+        if spec_changes and not draft.causes:
             check_immutable(draft.kind, draft.old.spec, draft.spec)
         admit_draft(conn, call.services, draft)
     return spec_changes
@@ -116,7 +117,16 @@ def _dry_update(conn: Connection, call: Call, draft: Draft) -> tuple[dict[str, A
     _check_update(conn, call, draft)
     preview = preview_of(conn, call.services, draft)
     wire = merge_patch(draft.old.to_wire(), {"status": preview})
-    wire["metadata"] |= {"labels": draft.labels, "annotations": draft.annotations}
+    wire["metadata"] |= {
+        name: value
+        for name, value in (
+            ("labels", draft.labels),
+            ("annotations", draft.annotations),
+            ("ownerReferences", draft.owner_references),
+            ("finalizers", draft.finalizers),
+        )
+        if value or name in wire["metadata"]
+    }
     wire["spec"] = draft.spec
     return admission_of(draft.kind).render(wire), dry_run_etag(draft, preview)
 
@@ -137,7 +147,7 @@ def _apply_update(conn: Connection, call: Call, looked_up: Draft, change: Callab
     spec = admission.storable(draft.spec)
     obj = objects.update(
         conn, old, spec=spec if spec_changes or spec != old.spec else None, labels=draft.labels,
-        annotations=draft.annotations, finalizers=draft.finalizers,
+        annotations=draft.annotations, finalizers=draft.finalizers, owner_references=draft.owner_references,
     )  # fmt: skip
     if spec_changes:
         admission.stored(conn, call.services, draft, obj)
@@ -150,32 +160,70 @@ async def delete(call: Call, kind: Kind) -> Response:
     """Delete an object; what it owns goes too unless orphaned."""
     name = checked_name(kind, call.params["name"])
     call.principal.require("delete", kind, call.project, name)
-    options = await read_object(call.request, optional=True)
-    propagation = options.get("propagationPolicy") or call.query("propagationPolicy") or "Background"
-    if propagation not in get_args(Propagation):
-        raise BadRequest(f"propagationPolicy {propagation!r} is not known", fix="Use Background, Foreground or Orphan.")
-    dry_run = is_dry_run(call)
-    run = call.services.store.read if dry_run else call.services.store.write
-    uid = await run(_delete, call, kind, name, cast(Propagation, propagation), options.get("preconditions"), dry_run)
+    options = _options(call, await read_object(call.request, optional=True))
+    run = call.services.store.read if options.dry_run else call.services.store.write
+    uid = await run(_delete, call, kind, name, options)
     details = {"name": name, "group": "nodus.dev", "kind": kind.plural, "uid": uid}
     return json_response(
         {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
     )
 
 
-def _delete(
-    conn: Connection, call: Call, kind: Kind, name: str, propagation: Propagation, preconditions: Any, dry_run: bool
-) -> str:
-    if not dry_run:
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How to delete."""
+
+    propagation: Propagation
+    preconditions: dict[str, str]
+    dry_run: bool
+
+
+# What clients of this kind of API may send besides, without a meaning here.
+_NO_EFFECT = ("apiVersion", "kind", "gracePeriodSeconds", "orphanDependents")
+_PRECONDITIONS = ("uid", "resourceVersion")
+
+
+def _options(call: Call, body: dict[str, Any]) -> _Options:
+    """Read DeleteOptions from the body and the query.
+
+    Raises:
+        BadRequest: they hold something else.
+    """
+    if body.get("kind") not in (None, "DeleteOptions"):
+        raise BadRequest(f"the body is a {str(body['kind'])[:60]!r} and DeleteOptions are expected")
+    for key in body:
+        if key not in (*_NO_EFFECT, "propagationPolicy", "preconditions", "dryRun"):
+            raise BadRequest(f"DeleteOptions have no field {key[:100]!r}", fix="Leave it out.")
+    propagation = body.get("propagationPolicy") or call.query("propagationPolicy") or "Background"
+    if propagation not in get_args(Propagation):
+        raise BadRequest(
+            f"propagationPolicy {str(propagation)[:60]!r} is not known", fix="Use Background, Foreground or Orphan."
+        )
+    preconditions = body.get("preconditions") or {}
+    if not isinstance(preconditions, dict) or any(
+        key not in _PRECONDITIONS or not isinstance(value, str | None) for key, value in preconditions.items()
+    ):
+        raise BadRequest("preconditions are an object with uid, resourceVersion or both")
+    dry_run = body.get("dryRun") or []
+    if dry_run not in ([], ["All"]):
+        raise BadRequest(f"dryRun {str(dry_run)[:60]} is not known", fix='Use ["All"].')
+    wanted = {key: value for key, value in preconditions.items() if value is not None}
+    return _Options(cast(Propagation, propagation), wanted, is_dry_run(call) or bool(dry_run))
+
+
+def _delete(conn: Connection, call: Call, kind: Kind, name: str, options: _Options) -> str:
+    if not options.dry_run:
         lock_objects(conn)  # so that what the checks below see is what is deleted
     obj = find(conn, call, kind, name)
-    wanted = preconditions if isinstance(preconditions, dict) else {}
     for key, value in (("uid", obj.uid), ("resourceVersion", str(obj.resource_version))):
-        if wanted.get(key) not in (None, value):
-            raise Conflict(f'{kind.plural} "{name}" is not the object that was meant: its {key} is {value}')
+        if options.preconditions.get(key, value) != value:
+            raise Conflict(
+                f'{kind.plural} "{name}" is not the object that was meant: its {key} is {value}',
+                fix="Get it again, and delete it if it is still the one.",
+            )
     admission_of(kind).authorize(conn, call.principal, obj)
     admission_of(kind).deleting(conn, call.services, obj)
-    if not dry_run:
-        objects.delete(conn, obj, propagation)
+    if not options.dry_run:
+        objects.delete(conn, obj, options.propagation)
         auditing.note(conn, call, "delete", kind, obj)
     return obj.uid

@@ -91,7 +91,7 @@ def _dry_create(conn: Connection, call: Call, draft: Draft) -> tuple[dict[str, A
 def _metadata(draft: Draft) -> dict[str, Any]:
     found = {
         "name": draft.name, "generateName": draft.generate_name, "namespace": draft.project, "labels": draft.labels,
-        "annotations": draft.annotations, "finalizers": draft.finalizers,
+        "annotations": draft.annotations, "ownerReferences": draft.owner_references, "finalizers": draft.finalizers,
     }  # fmt: skip
     return {key: value for key, value in found.items() if value}
 
@@ -175,10 +175,9 @@ def _store_new(conn: Connection, services: Services, draft: Draft) -> Object:
             break
     obj = objects.create(
         conn, draft.kind, draft.project, name, admission.storable(draft.spec), labels=draft.labels,
-        annotations=draft.annotations, status=draft.status, owner=draft.owner,
+        annotations=draft.annotations, finalizers=draft.finalizers, status=draft.status, owner=draft.owner,
+        owner_references=draft.owner_references,
     )  # fmt: skip
-    if draft.finalizers:
-        obj = objects.update(conn, obj, finalizers=draft.finalizers)
     admission.stored(conn, services, draft, obj)
     return objects.get_by_uid(conn, obj.uid)
 

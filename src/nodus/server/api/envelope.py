@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.errors import BadRequest, Cause
+from nodus.core.errors import BadRequest, Cause, Conflict
 from nodus.core.ids import name_problem
 from nodus.core.kinds import Kind
 from nodus.core.kinds.decode import MOST_CAUSES
 from nodus.server.api.http import json_type
+from nodus.server.api.owners import read_references
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft
 
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
 TOP_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-WRITABLE_METADATA = ("name", "generateName", "namespace", "labels", "annotations", "finalizers")
+WRITABLE_METADATA = (
+    "name",
+    "generateName",
+    "namespace",
+    "labels",
+    "annotations",
+    "finalizers",
+    "ownerReferences",
+)
 SERVER_METADATA = (
     "uid",
     "resourceVersion",
@@ -28,7 +37,6 @@ SERVER_METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
-    "ownerReferences",
     "managedFields",
     "selfLink",
 )
@@ -71,7 +79,10 @@ def read_envelope(
         generate_name=_name(metadata, "generateName", causes),
         labels=_labels(metadata.get("labels"), causes),
         annotations=admission_of(kind).annotated(_annotations(metadata.get("annotations"), causes)),
-        finalizers=_finalizers(metadata.get("finalizers"), causes),
+        finalizers=_finalizers(metadata.get("finalizers"), causes, old),
+        owner_references=read_references(
+            metadata.get("ownerReferences"), old.owner_references if old is not None else [], causes
+        ),
         spec=_object(body.get("spec"), "spec", causes),
         model=None,
         user=user,
@@ -80,6 +91,11 @@ def read_envelope(
     )
     if old is not None and draft.name not in (None, old.name):
         raise BadRequest(f"metadata.name is {draft.name!r} and the path says {old.name!r}; a name can't change")
+    if old is not None and metadata.get("uid") not in (None, "", old.uid):
+        raise Conflict(
+            f'{kind.plural} "{old.name}" is another object now: its uid is {old.uid}',
+            fix="Get it again and repeat the change.",
+        )
     if metadata.get("namespace") not in (None, "", project):
         raise BadRequest(
             f"metadata.namespace is {metadata['namespace']!r} and the path says {project!r}",
@@ -186,14 +202,21 @@ def _annotations(value: Any, causes: list[Cause]) -> dict[str, str]:
     return {key: text for key, text in found.items() if isinstance(text, str)}
 
 
-def _finalizers(value: Any, causes: list[Cause]) -> list[str]:
+def _finalizers(value: Any, causes: list[Cause], old: Object | None) -> list[str]:
     if value is None:
         return []
-    if (
+    if not (
         isinstance(value, list)
         and all(isinstance(item, str) and 0 < len(item) <= 253 for item in value)
         and len(value) <= 16
     ):
-        return list(dict.fromkeys(value))
-    causes.append(Cause("metadata.finalizers", "FieldValueInvalid", "a list of at most 16 names is expected"))
-    return []
+        causes.append(Cause("metadata.finalizers", "FieldValueInvalid", "a list of at most 16 names is expected"))
+        return []
+    if (
+        old is not None
+        and old.deleted_at is not None
+        and (new := [item for item in value if item not in old.finalizers])
+    ):
+        message = f"{new[0]!r} can't be added any more: the object is being deleted"
+        causes.append(Cause("metadata.finalizers", "FieldValueForbidden", message))
+    return list(dict.fromkeys(value))

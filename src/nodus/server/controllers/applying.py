@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nodus.server.controllers.outcome import NewObject, Outcome, Update
@@ -49,7 +48,7 @@ def apply(
 
 def _create(conn: Connection, owner: Object, child: NewObject) -> None:
     there = objects.find(conn, child.kind, owner.project, child.name)
-    if there is not None and owner.uid in _owner_uids(there.owner_references):
+    if there is not None and owner.uid in there.controllers:
         return
     objects.create(
         conn,
@@ -62,10 +61,6 @@ def _create(conn: Connection, owner: Object, child: NewObject) -> None:
         owner=owner if child.owned else None,
         status=child.status,
     )
-
-
-def _owner_uids(references: Iterable[dict[str, Any]]) -> set[str]:
-    return {str(reference["uid"]) for reference in references}
 
 
 def _update(conn: Connection, update: Update) -> None:

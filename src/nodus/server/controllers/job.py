@@ -160,7 +160,7 @@ class JobController(BaseController):
 def _outlived(job: Object, now: datetime) -> bool:
     """Tell whether an ended Job's time to live is over; one that somebody owns lives as long as its owner."""
     ttl_s, ended = job.spec.get("ttlSecondsAfterFinished"), job.status.get("completionTime")
-    if ttl_s is None or not ended or job.owner_references:
+    if ttl_s is None or not ended or job.controllers:
         return False
     return (now - parse_rfc3339(ended)).total_seconds() >= float(ttl_s)
 

@@ -75,7 +75,7 @@ class Context:
     @property
     def owns_job(self) -> bool:
         """Whether the Job of its name is its own."""
-        return self.job is not None and self.obj.uid in {ref["uid"] for ref in self.job.owner_references}
+        return self.job is not None and self.obj.uid in self.job.controllers
 
 
 class TrainingJobController(BaseController):

@@ -62,6 +62,8 @@ class Draft:
     """The stored object, for updates."""
     owner: Object | None = None
     """The object whose deletion deletes a new one."""
+    owner_references: list[dict[str, Any]] = field(default_factory=list)
+    """References to owners as they are to be stored, besides the one to :attr:`owner`."""
     status: dict[str, Any] = field(default_factory=dict)
     """Status to store with a new object."""
     resolved: dict[str, Any] = field(default_factory=dict)

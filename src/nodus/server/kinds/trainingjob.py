@@ -170,7 +170,7 @@ def _check_name(conn: Connection, draft: Draft) -> None:
             "metadata.name", f"has {len(draft.name)} characters; a TrainingJob's name has at most {NAME_LIMIT}"
         )
     job = objects.find(conn, JOB, draft.project, draft.name)
-    if job is not None and "TrainingJob" not in {ref["kind"] for ref in job.owner_references}:
+    if job is not None and "TrainingJob" not in {ref["kind"] for ref in job.owner_references if ref.get("controller")}:
         draft.reject("metadata.name", f"a Job named {draft.name!r} exists, and the TrainingJob's Job takes its name")
 
 

@@ -35,6 +35,11 @@ class Object:
     spec: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def controllers(self) -> set[str]:
+        """Uids of the owners that made and run this object. Only the server names those; other owners users may."""
+        return {str(reference["uid"]) for reference in self.owner_references if reference.get("controller") is True}
+
     def to_wire(self) -> dict[str, Any]:
         """Return the object as JSON clients see it. An Event's fields stand at the top, not below ``spec``."""
         metadata: dict[str, Any] = {"name": self.name}

@@ -59,6 +59,7 @@ def create(
     annotations: Mapping[str, str] | None = None,
     finalizers: Sequence[str] = (),
     owner: Object | None = None,
+    owner_references: Sequence[Mapping[str, Any]] = (),
     status: Mapping[str, Any] | None = None,
     uid: str | None = None,
 ) -> Object:
@@ -73,7 +74,8 @@ def create(
         labels: indexed.
         annotations: not indexed.
         finalizers: names of what must let go before the object can be deleted.
-        owner: the object whose deletion deletes this one.
+        owner: the object that runs this one, and whose deletion deletes it.
+        owner_references: references to further owners.
         status: its first status.
         uid: given where something outside has to know it beforehand (a sealed secret); else random.
 
@@ -90,7 +92,7 @@ def create(
         created_at=from_us(now_us(conn)),
         labels=dict(labels or {}),
         annotations=dict(annotations or {}),
-        owner_references=[] if owner is None else [owner_reference(owner)],
+        owner_references=[*([] if owner is None else [owner_reference(owner)]), *map(dict, owner_references)],
         finalizers=list(finalizers),
         spec=dict(spec),
         status=dict(status or {}),
