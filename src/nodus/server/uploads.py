@@ -24,6 +24,8 @@ from nodus.server.store.volumes import FileEntry
 
 KEPT_S = 7 * 24 * 3600
 """An upload that was not committed for so long is dropped."""
+MOST_PATH_BYTES = 1024
+MOST_NAME_BYTES = 255
 _ID = re.compile(r"up_[0-9a-f]{24}")
 
 
@@ -35,6 +37,8 @@ class Changes:
     """New files by path."""
     removed: set[str] = field(default_factory=set)
     """Files and directories of the revision below that go."""
+    undone: set[str] = field(default_factory=set)
+    """Those of them that were in the upload itself, so that they need not be below."""
 
     def apply(self, tree: list[FileEntry]) -> list[FileEntry]:
         """Return the files of a tree after the changes."""
@@ -44,7 +48,10 @@ class Changes:
     def note(self, line: dict[str, Any]) -> None:
         """Take in a line of the journal."""
         if (gone := line.get("removed")) is not None:
-            self.files = {path: e for path, e in self.files.items() if path != gone and gone not in parents(path)}
+            kept = {path: e for path, e in self.files.items() if path != gone and gone not in parents(path)}
+            if len(kept) < len(self.files):
+                self.undone.add(gone)
+            self.files = kept
             self.removed.add(gone)
         elif (entry := line.get("file")) is not None:
             self.files[entry[0]] = FileEntry(*entry)
@@ -105,14 +112,14 @@ class Uploads:
                 continue
         return changes
 
-    def put(self, upload_id: str, entry: FileEntry) -> None:
-        """Note a file whose blob is in place.
+    def put(self, upload_id: str, *entries: FileEntry) -> None:
+        """Note files whose blobs are in place.
 
         Raises:
             NotFound: the upload ended meanwhile.
             StoreFull: the disk is full.
         """
-        self._append(upload_id, {"file": list(entry)})
+        self._append(upload_id, *({"file": list(entry)} for entry in entries))
 
     def remove(self, upload_id: str, path: str) -> None:
         """Note that a file or directory goes; see :meth:`put` for the errors."""
@@ -122,9 +129,9 @@ class Uploads:
         """End an upload."""
         self._path(upload_id).unlink(missing_ok=True)
 
-    def _append(self, upload_id: str, line: dict[str, Any]) -> None:
+    def _append(self, upload_id: str, *lines: dict[str, Any]) -> None:
         # The line's end comes first: so it never joins one that was left half-written.
-        data = b"\n" + json.dumps(line).encode()
+        data = b"".join(b"\n" + json.dumps(line).encode() for line in lines)
         try:
             handle = os.open(self._path(upload_id), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
@@ -158,6 +165,23 @@ def new_id() -> str:
 
 def _missing(upload_id: str) -> NotFound:
     return NotFound(f"there is no upload {upload_id[:60]!r} of this volume; it was committed, dropped or never begun")
+
+
+def path_problem(path: str) -> str | None:
+    """Say why a text is not the path of a file in a Volume, or None when it is one.
+
+    One that is names the same file below any directory on any Linux file system, and nothing outside of it.
+    """
+    parts = path.split("/")
+    if not path or len(path.encode()) > MOST_PATH_BYTES:
+        return f"it has {len(path.encode())} bytes; 1 to {MOST_PATH_BYTES} are possible"
+    if not path.isprintable():
+        return "it holds a control character"
+    if any(part in ("", ".", "..") for part in parts):
+        return "it is not relative, or has '.', '..' or nothing between two slashes"
+    if any(len(part.encode()) > MOST_NAME_BYTES for part in parts):
+        return f"a part of it is longer than {MOST_NAME_BYTES} bytes"
+    return None
 
 
 def parents(path: str) -> Iterator[str]:

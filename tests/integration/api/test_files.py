@@ -1,8 +1,7 @@
-"""Blobs and the files of Volumes: grants, uploads, downloads by redirect, revisions."""
+"""Blobs: grants, uploads, downloads by redirect; Environments keep their versions."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from nodus.core.clock import FakeClock
 from nodus.server.services import Services
 from tests.integration.api.conftest import Api
-from tests.integration.api.helpers import V1, VOLUMES
+from tests.integration.api.helpers import V1
 
 UPLOADS = "/blobs/v1/namespaces/default/uploads"
 DATA = b"some bytes\n" * 1000
@@ -133,159 +132,6 @@ async def test_bad_grants_are_refused(api: Api, body: dict[str, Any]) -> None:
 async def test_blob_that_is_not_there(api: Api) -> None:
     await api.fails(404, "NotFound", "GET", "/blobs/v1/namespaces/default/blobs/" + "0" * 64)
     await api.fails(413, "RequestEntityTooLarge", "POST", UPLOADS, json={"sha256": SHA256, "size": 10**15})
-
-
-# Volumes ------------------------------------------------------------------------------------------------------
-
-
-async def volume(api: Api, name: str = "v", **spec: Any) -> str:
-    await api.ok("POST", VOLUMES, json={"metadata": {"name": name}, "spec": spec})
-    return f"{VOLUMES}/{name}"
-
-
-async def write(api: Api, path: str, files: dict[str, bytes], removed: tuple[str, ...] = ()) -> int:
-    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
-    for name, data in files.items():
-        await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": name}, content=data)
-    for name in removed:
-        await api.ok("DELETE", f"{path}/uploads/{begun['id']}/files", params={"path": name})
-    revision: int = (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"]
-    return revision
-
-
-async def listed(api: Api, volume: str, **query: Any) -> dict[str, int]:
-    return {item["path"]: item["size"] for item in (await api.ok("GET", f"{volume}/files", params=query))["items"]}
-
-
-async def test_upload_is_seen_whole_and_only_once_committed(api: Api) -> None:
-    path = await volume(api)
-    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
-    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a/b.txt"}, content=b"12345")
-    assert await listed(api, path) == {}
-    assert (await api.ok("GET", path))["status"]["revision"] == 0
-
-    assert (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"] == 1
-    assert await listed(api, path) == {"a/b.txt": 5}
-    status = (await api.ok("GET", path))["status"]
-    assert (status["phase"], status["revision"], status["used"]) == ("Ready", 1, "5")
-
-
-async def test_revisions_build_on_each_other_and_stay_readable(api: Api, anonymous: Api) -> None:
-    path = await volume(api)
-    assert await write(api, path, {"a": b"1", "d/b": b"22"}) == 1
-    assert await write(api, path, {"a": b"333", "c": b""}, removed=("d",)) == 2
-
-    assert await listed(api, path) == {"a": 3, "c": 0}
-    assert await listed(api, path, revision=1) == {"a": 1, "d/b": 2}
-    assert await listed(api, path, revision=1, path="d") == {"d/b": 2}
-    answer = await api.call("GET", f"{path}/files", params={"path": "a", "revision": 1})
-    assert answer.status_code == 302
-    assert (await anonymous.call("GET", answer.headers["Location"])).content == b"1"
-    revisions = (await api.ok("GET", f"{path}/revisions"))["items"]
-    assert [(item["revision"], item["files"], item["bytes"]) for item in revisions] == [(2, 2, 3), (1, 2, 3)]
-    await api.fails(404, "NotFound", "GET", f"{path}/files?revision=9")
-    await api.fails(404, "NotFound", "GET", f"{path}/files?path=nope")
-
-
-async def test_commit_repeated_gives_the_same_revision(api: Api) -> None:
-    path = await volume(api)
-    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
-    for _ in range(2):
-        assert (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"] == 1
-
-
-async def test_uploads_at_the_same_time_keep_each_others_files(api: Api) -> None:
-    path = await volume(api)
-    first = await api.ok("POST", f"{path}/uploads", json={})
-    second = await api.ok("POST", f"{path}/uploads", json={})
-
-    async def put(upload: dict[str, Any], name: str) -> None:
-        await api.ok("PUT", f"{path}/uploads/{upload['id']}/files", params={"path": name}, content=b"1")
-
-    await asyncio.gather(
-        *(put(upload, f"{name}/{n}") for upload, name in ((first, "a"), (second, "b")) for n in range(9))
-    )
-    for upload in (first, second):
-        await api.ok("PUT", f"{path}/uploads/{upload['id']}", json={"commit": {}})
-    assert len(await listed(api, path)) == 18
-
-
-async def test_commit_answered_once_is_not_made_again_after_a_crash(api: Api, services: Services) -> None:
-    path = await volume(api)
-    begun = await api.ok("POST", f"{path}/uploads", json={})
-    journal = services.settings.data_dir / "uploads" / begun["id"]
-    before = journal.read_bytes()
-    for _ in range(2):
-        assert (await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}}))["revision"] == 1
-        journal.write_bytes(before)  # the server died before it dropped the journal
-    assert (await api.ok("GET", path))["status"]["revision"] == 1
-
-
-async def test_half_written_line_of_an_upload_is_skipped(api: Api, services: Services) -> None:
-    path = await volume(api)
-    begun = await api.ok("POST", f"{path}/uploads", json={})
-    with (services.settings.data_dir / "uploads" / begun["id"]).open("ab") as journal:
-        journal.write(b'\n{"file": ["lost", "00')
-    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "kept"}, content=b"1")
-    await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
-    assert await listed(api, path) == {"kept": 1}
-    await api.fails(404, "NotFound", "PUT", f"{path}/uploads/{begun['id']}/files?path=late", content=b"1")
-
-
-async def test_path_can_not_be_a_file_and_a_directory(api: Api) -> None:
-    path = await volume(api)
-    await write(api, path, {"a": b"1"})
-    begun = await api.ok("POST", f"{path}/uploads", json={})
-    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a/b"}, content=b"1")
-    await api.fails(400, "BadRequest", "PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
-    await api.ok("DELETE", f"{path}/uploads/{begun['id']}/files", params={"path": "a"})
-    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a/b"}, content=b"1")
-    await api.ok("PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
-    assert await listed(api, path) == {"a/b": 1}
-
-
-async def test_clear_with_a_key_is_done_once(api: Api) -> None:
-    path = await volume(api)
-    for _ in range(2):
-        answer = await api.ok("POST", f"{path}/uploads", json={"mode": "Clear"}, headers={"Idempotency-Key": "k"})
-        assert answer == {"revision": 1}
-
-
-async def test_clear_commits_an_empty_revision(api: Api) -> None:
-    path = await volume(api)
-    await write(api, path, {"a": b"1"})
-    assert (await api.ok("POST", f"{path}/uploads", json={"mode": "Clear"}))["revision"] == 2
-    assert await listed(api, path) == {}
-
-
-async def test_volume_holds_no_more_than_its_size(api: Api) -> None:
-    path = await volume(api, size="1Ki")
-    begun = await api.ok("POST", f"{path}/uploads", json={"mode": "Write"})
-    await api.ok("PUT", f"{path}/uploads/{begun['id']}/files", params={"path": "a"}, content=b"x" * 1025)
-    await api.fails(413, "RequestEntityTooLarge", "PUT", f"{path}/uploads/{begun['id']}", json={"commit": {}})
-
-
-async def test_read_only_volumes_and_foreign_uploads_are_refused(api: Api) -> None:
-    readonly = await volume(api, "r", accessMode="ReadOnlyMany")
-    await api.fails(409, "Conflict", "POST", f"{readonly}/uploads", json={"mode": "Write"})
-    await api.fails(400, "BadRequest", "POST", f"{readonly}/uploads", json={"mode": "Sideways"})
-    one, other = await volume(api, "one"), await volume(api, "other")
-    begun = await api.ok("POST", f"{one}/uploads", json={})
-    await api.fails(404, "NotFound", "PUT", f"{other}/uploads/{begun['id']}", json={"commit": {}})
-    await api.fails(400, "BadRequest", "PUT", f"{one}/uploads/{begun['id']}", json={})
-
-
-async def test_wrong_digest_of_a_file_is_refused(api: Api) -> None:
-    path = await volume(api)
-    begun = await api.ok("POST", f"{path}/uploads", json={})
-    query = {"path": "a", "sha256": "0" * 64}
-    await api.fails(412, "SHA256Mismatch", "PUT", f"{path}/uploads/{begun['id']}/files", params=query, content=b"x")
-
-
-async def test_volume_sources_are_checked(api: Api) -> None:
-    body = {"metadata": {"name": "v"}, "spec": {"source": {"url": "http://x", "git": {}}}}
-    status = await api.fails(422, "Invalid", "POST", VOLUMES, json=body)
-    assert "spec.source" in {cause["field"] for cause in status["details"]["causes"]}
 
 
 # Environments keep their versions -----------------------------------------------------------------------------

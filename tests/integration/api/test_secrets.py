@@ -100,12 +100,23 @@ async def test_label_change_makes_no_version(api: Api) -> None:
         {"stringData": {"bad key": "x"}},
         {"stringData": {"K": 5}},
         {"stringData": {"K": [VALUE]}},
+        {"type": "Registry", "stringData": {"username": VALUE}},
     ],
 )
 async def test_bad_secrets_are_refused_without_quoting_a_value(api: Api, spec: dict[str, Any]) -> None:
     status = await api.fails(422, "Invalid", "POST", SECRETS, json={"metadata": {"name": "s"}, "spec": spec})
     assert all(path.startswith("spec.stringData") for path in causes(status))
     assert VALUE not in json.dumps(status)
+
+
+async def test_types_are_known_ones(api: Api) -> None:
+    spec = {"type": "Registry", "stringData": {"server": "ghcr.io", "username": "ada", "password": VALUE}}
+    assert (await api.ok("POST", SECRETS, json={"metadata": {"name": "r"}, "spec": spec}))["spec"] == {
+        "type": "Registry"
+    }
+    spec["type"] = "Magic"
+    status = await api.fails(422, "Invalid", "POST", SECRETS, json={"metadata": {"name": "m"}, "spec": spec})
+    assert causes(status) == {"spec.type": "'Magic' is not known; types are Opaque, Registry"}
 
 
 async def test_secret_made_anew_has_nothing_of_the_old_one(api: Api, services: Services) -> None:

@@ -59,6 +59,16 @@ def test_secrets_become_variables(server: Server) -> None:
     assert output(server, job) == "tok-1 a b x\n"
 
 
+def test_mounted_secret_is_read_only_files_of_the_version_asked_for(server: Server) -> None:
+    secret = add_secret(server, "tls", CERT="old")
+    sealed = Signer.open(server.data_dir / "keys").encrypt(json.dumps({"CERT": "new"}).encode(), secret.uid)
+    server.store.write_sync(secret_values.put, secret.uid, 2, sealed)
+    script = 'cat /run/secrets/tls/CERT; echo " $OLD ${CERT-unset}"; ! echo x 2>/dev/null >/run/secrets/tls/CERT'
+    env = [{"name": "OLD", "valueFrom": {"secretKeyRef": {"name": "tls", "key": "CERT", "version": 1}}}]
+    job = server.add("mounted", "sh", "-c", script, env=env, secrets=[{"name": "tls", "mount": True}])
+    assert output(server, job) == "new old unset\n"
+
+
 def test_missing_secret_fails_the_job_with_its_name(server: Server) -> None:
     job = server.add("env", "true", secrets=["absent"], backoffLimit=3)
     status = server.in_phase(job, "Failed").status
@@ -89,6 +99,31 @@ def test_volume_is_read_and_a_written_one_gets_a_revision_when_the_job_succeeds(
     pinned = [{"volume": "data", "mountPath": "/data", "revision": 1}]
     job = server.add("pinned", "ls", "/data", volumes=pinned)
     assert output(server, job) == "a.txt\n"
+
+
+def test_one_job_at_a_time_writes_to_a_volume(server: Server) -> None:
+    data = add_volume(server, "data", **{"a.txt": b"one\n"})
+    mounts = [{"volume": "data", "mountPath": "/data"}]
+    first = server.add("first", "sh", "-c", "echo 1 > /data/first; sleep 600", volumes=mounts)
+    eventually(lambda: (server.get(data).status.get("holder") or {}).get("name") == "first")
+    second = server.add("second", "sh", "-c", "ls /data; echo 2 > /data/second", volumes=mounts)
+    eventually(lambda: "job/first writes to it" in server.get(second).status.get("message", ""))
+    reading = [{**mounts[0], "readOnly": True}]
+    assert output(server, server.add("reader", "cat", "/data/a.txt", volumes=reading)) == "one\n"
+
+    server.store.write_sync(objects.update, server.get(first), spec={**first.spec, "state": "Cancelled"})
+    assert output(server, second) == "a.txt\n"
+    assert server.get(data).status["revision"] == 2
+    server.in_phase(first, "Cancelled")
+
+
+def test_job_that_writes_more_than_fits_fails_with_the_sizes(server: Server) -> None:
+    volume = add_volume(server, "data")
+    server.store.write_sync(objects.update, server.get(volume), spec={"size": "1Ki"})
+    mounts = [{"volume": "data", "mountPath": "/data"}]
+    job = server.add("large", "sh", "-c", "head -c 2000 /dev/zero > /data/a", volumes=mounts)
+    status = server.in_phase(job, "Failed").status
+    assert (status["reason"], "spec.size is 1024" in status["message"]) == ("VolumeNotCommitted", True)
 
 
 def test_volume_that_is_not_ready_is_waited_for(server: Server) -> None:

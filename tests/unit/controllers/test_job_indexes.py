@@ -257,7 +257,7 @@ def test_gang_of_one_node_finds_its_rendezvous(make_object: Make, launcher: str,
 
 def test_own_variables_win_over_those_of_secrets(make_object: Make) -> None:
     job = make_object("Job", spec={"command": ["x"], "secrets": ["s"]})
-    resolved = memberspec.Resolved({"s": {"NODUS_JOB": "another", "A": "b"}})
+    resolved = memberspec.Resolved({("s", None): {"NODUS_JOB": "another", "A": "b"}})
     env = memberspec.build(job, make_object("Attempt", spec={"epoch": 1}), resolved, None).env
     assert (env["NODUS_JOB"], env["A"]) == ("job", "b")
 

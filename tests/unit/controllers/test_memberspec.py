@@ -47,15 +47,26 @@ def test_environment_is_the_users_with_secrets_filled_in() -> None:
         "secrets": ["hf", {"name": "pinned", "version": 3}],
         "env": [
             {"name": "PLAIN", "value": "x"},
-            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "other", "key": "t"}}},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "other", "key": "t", "version": 2}}},
             {"name": "A", "value": "own"},
         ],
     }
-    assert memberspec.secret_names(spec) == {"other": None, "hf": None, "pinned": 3}
-    values = {"hf": {"HF_TOKEN": "1", "A": "secret"}, "pinned": {"P": "2"}, "other": {"t": "3"}}
+    other, newest, pinned = ("other", 2), ("hf", None), ("pinned", 3)
+    assert memberspec.secret_keys(spec) == [other, newest, pinned]
+    values = {newest: {"HF_TOKEN": "1", "A": "secret"}, pinned: {"P": "2"}, other: {"t": "3"}}
     assert memberspec.environment(spec, values) == {"HF_TOKEN": "1", "P": "2", "PLAIN": "x", "TOKEN": "3", "A": "own"}
     with pytest.raises(StartRefused, match="no key 't'"):
-        memberspec.environment(spec, {**values, "other": {"u": "3"}})
+        memberspec.environment(spec, {**values, other: {"u": "3"}})
+
+
+def test_mounted_secrets_are_files_and_no_variables() -> None:
+    spec = {"secrets": ["hf", {"name": "hf", "version": 1, "mount": True}]}
+    values = {("hf", None): {"HF_TOKEN": "new"}, ("hf", 1): {"HF_TOKEN": "old", "b.pem": "text"}}
+    assert memberspec.environment(spec, values) == {"HF_TOKEN": "new"}
+    assert memberspec.secret_files(spec, values) == {
+        "/run/secrets/hf/HF_TOKEN": "old",
+        "/run/secrets/hf/b.pem": "text",
+    }
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ class SecretKeyRef(Model):
     """The Secret's name."""
     key: str
     """The key inside it."""
+    version: int | None = Field(default=None, ge=1)
+    """A fixed version; unset takes the latest at start."""
 
 
 class EnvValueFrom(Model):
@@ -82,7 +84,7 @@ class EnvVar(Model):
 
 
 class SecretRef(Model):
-    """A Secret whose keys become environment variables."""
+    """A Secret whose keys become environment variables or files; a bare name stands for it."""
 
     model_config = _OR_TEXT
 
@@ -90,6 +92,8 @@ class SecretRef(Model):
     """The Secret's name."""
     version: int | None = Field(default=None, ge=1)
     """A fixed version; unset takes the latest at start."""
+    mount: bool = False
+    """Make each key a read-only file ``/run/secrets/NAME/KEY`` instead of a variable."""
 
 
 def read_secret(value: Any) -> Any:

@@ -65,7 +65,13 @@ async def put_upload(request: Request, services: Services) -> Response:
 
 
 async def receive_blob(
-    request: Request, services: Services, project: str | None, sha256: str | None, size: int | None, media_type: str
+    request: Request,
+    services: Services,
+    project: str | None,
+    sha256: str | None,
+    size: int | None,
+    media_type: str,
+    limit_bytes: int = BLOB_LIMIT_BYTES,
 ) -> tuple[str, int]:
     """Stream a request's body into the blob store.
 
@@ -76,6 +82,7 @@ async def receive_blob(
         sha256: the digest it must have, if known.
         size: the number of bytes it must have, if known.
         media_type: kept with the blob.
+        limit_bytes: the most bytes it may have, where ``size`` is not known.
 
     Returns:
         Digest and size in bytes.
@@ -83,12 +90,15 @@ async def receive_blob(
     Raises:
         BadRequest: there are fewer or more bytes than announced.
         SHA256Mismatch: other bytes than announced.
+        RequestEntityTooLarge: more than ``limit_bytes``.
     """
-    limit = BLOB_LIMIT_BYTES if size is None else size
+    limit = min(BLOB_LIMIT_BYTES, limit_bytes) if size is None else size
     with services.store.blobs.writer() as writer:
         try:
             async for chunk in request.stream():
                 if writer.size_bytes + len(chunk) > limit:
+                    if size is None:
+                        raise RequestEntityTooLarge(f"the body has more than the {limit} bytes that fit here")
                     raise BadRequest(f"the body has more than the {limit} bytes announced")
                 await anyio.to_thread.run_sync(writer.write, chunk)
         except ClientDisconnect as error:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from nodus.core.errors import MethodNotAllowed, NotFound
 from nodus.core.kinds import JOB, KINDS, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
-from nodus.server.api import accounts, attempt_api, runlogs, streams, volumes
+from nodus.server.api import accounts, attempt_api, runlogs, streams, volumes, volumeuploads
 from nodus.server.api.call import Call, kind_of
 
 Schema = Mapping[str, Any]
@@ -181,22 +181,42 @@ SUBRESOURCES: tuple[Subresource, ...] = (
         query=(
             Param("path", "A file or directory; the whole volume when unset."),
             Param("revision", "A revision; the newest when unset.", "integer"),
+            *_PAGE,
         ),
     ),
     Subresource(
-        "uploads", "POST", _plain(volumes.begin_upload), (VOLUME,), status=201,
-        body={"type": "object", "properties": {"mode": {"enum": ["Write", "Read", "Clear"]}}},
+        "uploads", "POST", _plain(volumeuploads.begin_upload), (VOLUME,), status=201,
+        body={
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["Write", "Read", "Clear", "Restore"]},
+                "revision": {"type": "integer"}, "bytes": {"type": "integer"}, "files": {"type": "integer"},
+            },
+        },
     ),
     Subresource(
-        "uploads/{upload}", "PUT", _plain(volumes.commit_upload), (VOLUME,),
+        "uploads/{upload}", "PUT", _plain(volumeuploads.commit_upload), (VOLUME,),
         body={"type": "object", "required": ["commit"], "properties": {"commit": {"type": "object"}}},
     ),
+    Subresource("uploads/{upload}", "DELETE", _plain(volumeuploads.drop_upload), (VOLUME,)),
     Subresource(
-        "uploads/{upload}/files", "PUT", _plain(volumes.put_file), (VOLUME,), status=201,
-        query=(_PATH, Param("mode", "File mode in octal; 644 when unset."), Param("sha256", "Digest to check.")),
+        "uploads/{upload}/files", "POST", _plain(volumeuploads.declare_files), (VOLUME,), answer=_ITEMS,
+        body={
+            "type": "object", "required": ["files"],
+            "properties": {"files": {"type": "array", "items": {"type": "object"}}},
+        },
+    ),
+    Subresource(
+        "uploads/{upload}/files", "PUT", _plain(volumeuploads.put_file), (VOLUME,), status=201,
+        query=(
+            _PATH, Param("mode", "File mode in octal; 644 when unset."),
+            Param("sha256", "Digest of the whole file, to check."),
+            Param("size", "Of the whole file, where the body is a piece of it.", "integer"),
+            Param("offset", "Where the piece begins.", "integer"),
+        ),
         body={"type": "string", "format": "binary"},
     ),
-    Subresource("uploads/{upload}/files", "DELETE", _plain(volumes.delete_file), (VOLUME,), query=(_PATH,)),
+    Subresource("uploads/{upload}/files", "DELETE", _plain(volumeuploads.delete_file), (VOLUME,), query=(_PATH,)),
 )  # fmt: skip
 
 

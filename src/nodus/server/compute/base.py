@@ -62,6 +62,7 @@ class MemberSpec:
         timeout_s: Killed this long after its start; None for never.
         mounts: Host paths to show inside.
         inputs: Blobs to show inside as files.
+        files: Small read-only files, absolute path inside to content; may hold secrets, and are never shown.
         source: Digest of a tar.gz to unpack into the working directory first.
         state_dir: Host directory at ``/nodus/state``; it outlives the member.
         workspace_dir: Host directory at ``/workspace`` that outlives the member too; None for one of its own.
@@ -83,6 +84,7 @@ class MemberSpec:
     timeout_s: float | None = None
     mounts: Sequence[Mount] = ()
     inputs: Sequence[InputFile] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
     state_dir: str | None = None
     workspace_dir: str | None = None

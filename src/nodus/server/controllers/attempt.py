@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.errors import NodusError
-from nodus.core.kinds import ATTEMPT, JOB
-from nodus.server.compute.base import Collected, MemberState
-from nodus.server.controllers import memberspec
+from nodus.core.kinds import ATTEMPT, JOB, SANDBOX
+from nodus.server.compute.base import Collected, MemberSpec, MemberState
+from nodus.server.controllers import memberspec, sandboxmember
 from nodus.server.controllers.jobslots import SIBLING_FAILED
 from nodus.server.controllers.runtime import (
     NOTHING,
@@ -53,7 +53,7 @@ UNSCHEDULABLE, WAITING = "Unschedulable", "Waiting"
 """Reasons of a pending attempt that is out of the line: it never fits here, or something it needs isn't there yet."""
 QUEUED_ANNOTATION = "nodus.dev/queued-at"
 """On an attempt: since when its run waits, so that a run keeps its place in line over its attempts."""
-STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted", SIBLING_FAILED})
+STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted", "Stopped", "Idle", "MaxLifetime", SIBLING_FAILED})
 """Reasons of a stop that is no failure."""
 
 
@@ -63,6 +63,7 @@ class Context:
 
     obj: Object
     job: Object | None
+    """The Job that it is a try of, or the Sandbox that it is a run of."""
     member: MemberState
     line: tuple[str, ...] = ()
     """Uids of the attempts that wait for capacity, the next one first; read only while this one waits."""
@@ -105,7 +106,7 @@ class AttemptController(BaseController):
         if member.phase == "Absent":
             live = objects.list_(conn, ATTEMPT, None, fields="status.phase in (Pending,Starting,Running)").items
             line = self._line = waiting_line(a for a in live if a.spec.get("node") in (None, self._node))
-        return Context(obj, objects.find(conn, JOB, obj.project, obj.spec["job"]), member, line)
+        return Context(obj, _owner(conn, obj), member, line)
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Follow the member."""
@@ -162,12 +163,14 @@ class AttemptController(BaseController):
             reason = "Queued" if missing.startswith("waiting") else UNSCHEDULABLE
             return ActionResult(action.key, action.name, {"reason": reason}, error=missing)
         try:
+            if memberspec.written_volumes(ctx.job.spec):
+                await self._store.write(self._lookups.hold, ctx.job, ctx.obj)
             found = await self._store.read(self._lookups.find, ctx.job)
             resolved = await asyncio.to_thread(self._lookups.prepare, ctx.job, ctx.obj, found)
             started = ctx.job.status.get("startTime")
             start_s = parse_rfc3339(started).timestamp() if started else None
             timeout_s = memberspec.remaining_s(ctx.job, self._clock.now().timestamp(), start_s)
-            await self._backend.start(memberspec.build(ctx.job, ctx.obj, resolved, timeout_s))
+            await self._backend.start(self._member(ctx.job, ctx.obj, resolved, timeout_s))
         except NodusError as error:
             await self._backend.finish(uid)
             if error.retryable:
@@ -184,6 +187,14 @@ class AttemptController(BaseController):
         self._wake_next(uid)
         return ActionResult(action.key, action.name)
 
+    def _member(
+        self, owner: Object, attempt: Object, resolved: memberspec.Resolved, timeout_s: float | None
+    ) -> MemberSpec:
+        if owner.kind == JOB.name:
+            return memberspec.build(owner, attempt, resolved, timeout_s)
+        workspace = self._backend.workspace_directory(owner.uid)
+        return sandboxmember.build(owner, attempt, resolved, str(workspace))
+
     def _wake_next(self, but: str) -> None:
         """Let the next in line look for capacity now; it would by itself within a second or more."""
         for uid in self._line:
@@ -195,7 +206,7 @@ class AttemptController(BaseController):
         uid = ctx.obj.uid
         found: list[Collected] = []
         error = None
-        if ctx.job is not None and ctx.member.phase == "Exited":
+        if ctx.job is not None and ctx.job.kind == JOB.name and ctx.member.phase == "Exited":
             try:
                 found = await self._backend.collect(uid, memberspec.output_rules(ctx.job.spec))
                 await self._store.write(_index, ctx.job.project, found)
@@ -207,6 +218,13 @@ class AttemptController(BaseController):
         self._wake_next(uid)
         outputs = [{"name": f.name, "path": f.path, "sha256": f.sha256, "size": f.size_bytes} for f in found]
         return ActionResult(action.key, action.name, {"outputs": outputs}, error=error)
+
+
+def _owner(conn: Connection, attempt: Object) -> Object | None:
+    sandbox = attempt.spec.get("sandbox")
+    if sandbox is not None:
+        return objects.find(conn, SANDBOX, attempt.project, sandbox)
+    return objects.find(conn, JOB, attempt.project, attempt.spec["job"])
 
 
 def waiting_line(live: Iterable[Object]) -> tuple[str, ...]:

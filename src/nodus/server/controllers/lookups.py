@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nodus.core.errors import Unavailable
 from nodus.core.kinds import SECRET, VOLUME
+from nodus.server import revisions
 from nodus.server.compute.local.prepare import own_directory
 from nodus.server.compute.local.sandbox import host_owner
 from nodus.server.controllers import memberspec
@@ -42,7 +43,7 @@ class FoundVolume:
 class Found:
     """What the store knows of a Job's references."""
 
-    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    secrets: Mapping[memberspec.SecretKey, Mapping[str, str]] = field(default_factory=dict)
     volumes: tuple[FoundVolume, ...] = ()
 
 
@@ -70,10 +71,19 @@ class Lookups:
             Unavailable: A Volume's files are still being imported.
         """
         secrets = {}
-        for name, version in memberspec.secret_names(job.spec).items():
+        for name, version in memberspec.secret_keys(job.spec):
             secret = objects.get(conn, SECRET, job.project, name)
-            secrets[name] = read_secret(conn, self._services, secret, version)[1]
+            secrets[name, version] = read_secret(conn, self._services, secret, version)[1]
         return Found(secrets, tuple(_find_volumes(conn, job)))
+
+    def hold(self, conn: Connection, job: Object, attempt: Object) -> None:
+        """Make a Job the writer of the ReadWriteOnce Volumes that it mounts for writing.
+
+        Raises:
+            VolumeBusy: Another Job is.
+            NotFound: One of them is not there.
+        """
+        revisions.hold(conn, job, attempt, memberspec.written_volumes(job.spec))
 
     def prepare(self, job: Object, attempt: Object, found: Found) -> memberspec.Resolved:
         """Make the directories of the Volumes, and return all that the attempt's member needs. Blocking file work."""
@@ -106,14 +116,16 @@ class Lookups:
 
     def written(self, job: Object) -> list[tuple[str, list[FileEntry]]]:
         """Return the name and the files of each Volume a Job could write, stored as blobs. Blocking file work."""
-        writable = [mount["volume"] for mount in job.spec.get("volumes") or () if memberspec.is_writable(mount)]
-        return [(name, list(self._tree(self._work(job, name)))) for name in dict.fromkeys(writable)]
+        return [(name, list(self._tree(self._work(job, name)))) for name in memberspec.written_volumes(job.spec)]
 
     def commit(self, conn: Connection, job: Object, name: str, tree: list[FileEntry]) -> None:
-        """Make what a Job changed of a Volume its newest revision, unless it changed nothing.
+        """Make what a Job changed of a Volume its newest revision, unless it changed nothing; it writes no more.
 
         The files it wrote or removed are taken over; others stay as they are in the newest revision, so that a commit
         that came meanwhile is not undone.
+
+        Raises:
+            RequestEntityTooLarge: It wrote more than the Volume may hold.
         """
         volume = objects.find(conn, VOLUME, job.project, name)
         if volume is None:
@@ -124,9 +136,7 @@ class Lookups:
             return
         for entry in tree:
             blobs.index(conn, job.project, entry.sha256, entry.size_bytes)
-        revision = volumes.commit(conn, volume.uid, merged)
-        status = {**volume.status, "phase": "Ready", "revision": revision.revision, "digest": revision.snapshot}
-        objects.update_status(conn, volume.uid, status)
+        revisions.commit(conn, volume.uid, merged)
 
     def _work(self, job: Object, volume: str) -> Path:
         return self._jobs / job.uid / "volumes" / volume

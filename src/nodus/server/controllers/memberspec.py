@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ _INIT = """{init} || {{
 }}
 exec "$@"
 """
+SECRETS_DIR = "/run/secrets"
+SecretKey = tuple[str, int | None]
+"""Name of a Secret and the version asked for; None for the newest."""
 TRAINING_LABEL = "nodus.dev/trainingjob"
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?|m)?")
 _FACTORS = {"": 1.0, "m": 0.001, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -49,7 +52,7 @@ class Resolved:
     """What a Job refers to, looked up.
 
     Attributes:
-        secrets: Values of each Secret by its name.
+        secrets: Values of each Secret, by its name and the version asked for.
         volumes: Host directory of each entry of ``spec.volumes``, in its order.
         state_dir: The state directory on the host.
         token: The attempt's bearer token.
@@ -57,7 +60,7 @@ class Resolved:
         source: Digest of the archive of a git source.
     """
 
-    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    secrets: Mapping[SecretKey, Mapping[str, str]] = field(default_factory=dict)
     volumes: Sequence[str] = ()
     state_dir: str | None = None
     token: str = ""
@@ -86,41 +89,56 @@ def request_of(job_spec: Mapping[str, Any]) -> Request:
     return Request(cpu, memory, int(gpu.get("count", 1)) if gpu else 0)
 
 
-def secret_names(job_spec: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the Secrets a Job's environment needs, with the version where one is fixed."""
-    found: dict[str, int | None] = {}
+def secret_keys(job_spec: Mapping[str, Any]) -> list[SecretKey]:
+    """Return the Secrets that a Job refers to, each with the version where one is fixed."""
+    found = [_reference_key(reference) for _, reference in _references(job_spec)]
+    found += [_reference_key(read_secret(given)) for given in job_spec.get("secrets") or ()]
+    return list(dict.fromkeys(found))
+
+
+def _references(job_spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The variables that are keys of Secrets."""
     for variable in job_spec.get("env") or ():
-        reference = (variable.get("valueFrom") or {}).get("secretKeyRef")
-        if reference:
-            found.setdefault(reference["name"], None)
-    for given in job_spec.get("secrets") or ():
-        secret = read_secret(given)
-        found[secret["name"]] = secret.get("version")
-    return found
+        if reference := (variable.get("valueFrom") or {}).get("secretKeyRef"):
+            yield variable["name"], reference
 
 
-def environment(job_spec: Mapping[str, Any], secrets: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def _reference_key(reference: Mapping[str, Any]) -> SecretKey:
+    return reference["name"], reference.get("version")
+
+
+def environment(job_spec: Mapping[str, Any], secrets: Mapping[SecretKey, Mapping[str, str]]) -> dict[str, str]:
     """Return the variables that the user asked for.
 
     Raises:
         StartRefused: When a Secret lacks a key that is referred to.
     """
     env: dict[str, str] = {}
-    for given in job_spec.get("secrets") or ():
-        env.update(secrets[read_secret(given)["name"]])
+    for secret in map(read_secret, job_spec.get("secrets") or ()):
+        if not secret.get("mount"):
+            env.update(secrets[_reference_key(secret)])
     for variable in job_spec.get("env") or ():
-        reference = (variable.get("valueFrom") or {}).get("secretKeyRef")
-        if reference is None:
+        if not variable.get("valueFrom"):
             env[variable["name"]] = str(variable.get("value") or "")
-            continue
-        values = secrets[reference["name"]]
+    for name, reference in _references(job_spec):
+        values = secrets[_reference_key(reference)]
         if reference["key"] not in values:
             raise StartRefused(
                 f"the secret {reference['name']!r} has no key {reference['key']!r}",
                 fix=f"It has: {', '.join(sorted(values)) or 'none'}.",
             )
-        env[variable["name"]] = values[reference["key"]]
+        env[name] = values[reference["key"]]
     return env
+
+
+def secret_files(job_spec: Mapping[str, Any], secrets: Mapping[SecretKey, Mapping[str, str]]) -> dict[str, str]:
+    """Return the files that the keys of mounted Secrets become, path to content."""
+    mounted = [secret for secret in map(read_secret, job_spec.get("secrets") or ()) if secret.get("mount")]
+    return {
+        f"{SECRETS_DIR}/{secret['name']}/{key}": value
+        for secret in mounted
+        for key, value in secrets[_reference_key(secret)].items()
+    }
 
 
 def build(job: Object, attempt: Object, resolved: Resolved, timeout_s: float | None) -> MemberSpec:
@@ -147,6 +165,7 @@ def build(job: Object, attempt: Object, resolved: Resolved, timeout_s: float | N
         image=spec.get("image") or "nodus/base",
         token=resolved.token,
         env={**environment(spec, resolved.secrets), **variables(job, attempt)},
+        files=secret_files(spec, resolved.secrets),
         cpu=request.cpu,
         memory_bytes=request.memory_bytes,
         gpus=request.gpus,
@@ -158,6 +177,11 @@ def build(job: Object, attempt: Object, resolved: Resolved, timeout_s: float | N
         cwd=spec.get("workingDir") or "/workspace",
         log_limit_bytes=LOG_LIMIT_BYTES,
     )
+
+
+def written_volumes(job_spec: Mapping[str, Any]) -> list[str]:
+    """Return the Volumes that a Job may write to."""
+    return list(dict.fromkeys(mount["volume"] for mount in job_spec.get("volumes") or () if is_writable(mount)))
 
 
 def is_writable(mount: Mapping[str, Any]) -> bool:

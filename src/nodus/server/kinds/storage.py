@@ -10,9 +10,12 @@ from nodus.core.clock import rfc3339
 from nodus.core.errors import Cause, Conflict
 from nodus.core.kinds import JOB, SECRET, VOLUME
 from nodus.core.kinds.storage import SecretSpec, VolumeSpec
+from nodus.core.sizes import size_text
+from nodus.server.kinds import sources
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.store import objects, secret_values
 from nodus.server.store.codec import from_us
+from nodus.server.training.resources import quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 SECRET_LIMIT_BYTES = 512 * 1024
 KEPT_VERSIONS = 50
+SECRET_TYPES: dict[str, tuple[str, ...]] = {"Opaque": (), "Registry": ("server", "username", "password")}
+"""The types of Secrets, and the keys that each must have."""
+REQUIRED = "FieldValueRequired"
 _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
@@ -49,8 +55,13 @@ class SecretAdmission(Admission[SecretSpec]):
         size = sum(len(key) + len(value.encode()) for key, value in spec.string_data.items())
         if size > SECRET_LIMIT_BYTES:
             draft.reject("spec.stringData", f"{size} bytes are too many; {SECRET_LIMIT_BYTES} fit")
+        if spec.type not in SECRET_TYPES:
+            draft.reject("spec.type", f"{spec.type[:40]!r} is not known; types are {', '.join(SECRET_TYPES)}")
+        for key in SECRET_TYPES.get(spec.type, ()) if draft.creating else ():
+            if key not in spec.string_data:
+                draft.reject("spec.stringData", f"a Secret of type {spec.type} needs the key {key}", REQUIRED)
         if draft.creating and not spec.string_data:
-            draft.reject("spec.stringData", "required and missing; give at least one key", "FieldValueRequired")
+            draft.reject("spec.stringData", "required and missing; give at least one key", REQUIRED)
         if draft.creating:
             draft.status = {"phase": "Ready", "keys": sorted(spec.string_data), "version": 1}
 
@@ -117,21 +128,31 @@ class VolumeAdmission(Admission[VolumeSpec]):
     defaults: ClassVar = {"accessMode": "ReadWriteOnce", "size": "10Gi"}
 
     def admit(self, conn: Connection, services: Services, draft: Draft, spec: VolumeSpec) -> None:
-        """Allow one source, of a kind that is built."""
+        """Allow one source, whose parts can be had here, and a size that holds what is there."""
+        size = int(quantity(spec.size))
+        used = int((draft.old.status if draft.old is not None else {}).get("used") or 0)
+        if size <= 0:
+            draft.reject("spec.size", f"{spec.size!r} holds nothing; write it like 10Gi")
+        elif size < used:
+            draft.reject("spec.size", f"{spec.size} is less than the {used} bytes ({size_text(used)}) it holds")
         source = spec.source
         given = [] if source is None else sorted(source.model_dump(by_alias=True, exclude_none=True))
         if len(given) > 1:
             draft.reject("spec.source", f"one source is possible, these are {', '.join(given)}")
-        for name in {"git", "s3", "url", "connectionQuery"} & set(given):
-            draft.reject(f"spec.source.{name}", "is not built yet; upload the files with `nodus volume put`")
-        if draft.creating:
-            draft.status = {"phase": "Pending" if given else "Ready", "revision": 0}
+        if not draft.creating:
+            return
+        if source is not None and not given:
+            draft.reject("spec.source", "is empty; name one of huggingface, url, git and s3, or leave it out")
+        elif source is not None:
+            sources.check(conn, draft, source)
+        draft.status = {"phase": "Pending" if given else "Ready", "revision": 0}
 
     def deleting(self, conn: Connection, services: Services, obj: Object) -> None:
         """Keep what a Job is using: its next attempt would find nothing to mount."""
-        for job in objects.list_(conn, JOB, obj.project).items:
+        live = objects.list_(conn, JOB, obj.project, fields="status.phase notin (Succeeded,Failed,Cancelled)").items
+        for job in live:
             mounted = {mount.get("volume") for mount in job.spec.get("volumes") or ()}
-            if obj.name in mounted and not JOB.is_terminal(job.status.get("phase")) and job.deleted_at is None:
+            if obj.name in mounted and job.deleted_at is None:
                 raise Conflict(
                     f"Volume {obj.name!r} is used by Job {job.name!r}, which is {job.status.get('phase')}",
                     fix=f"Wait for it, or `nodus cancel job/{job.name}` first.",

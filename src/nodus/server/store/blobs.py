@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from nodus.server.store.schema import blobs, objects
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
+_BATCH = 500
 
 
 class BlobInfo(NamedTuple):
@@ -253,6 +254,19 @@ def find(conn: Connection, project: str | None, sha256: str) -> BlobInfo | None:
 def touch(conn: Connection, project: str | None, sha256: str) -> None:
     """Note that a project used its blob, so that it isn't the next to be pruned."""
     conn.execute(update(blobs).where(*_mine(conn, project, sha256)).values(used_us=now_us(conn)))
+
+
+def present(conn: Connection, project: str | None, digests: Iterable[str]) -> dict[str, int]:
+    """Return the size in bytes of each of these blobs that a project has, by digest; notes that it used them."""
+    wanted, found = list(digests), {}
+    for start in range(0, len(wanted), _BATCH):
+        mine = (
+            blobs.c.project == _project(conn, project).scalar_subquery(),
+            blobs.c.sha256.in_(wanted[start : start + _BATCH]),
+        )
+        found.update({row.sha256: row.size_bytes for row in conn.execute(select(*_INFO).where(*mine))})
+        conn.execute(update(blobs).where(*mine).values(used_us=now_us(conn)))
+    return found
 
 
 def unused(conn: Connection, *, keep_s: float, batch: int = 100) -> list[BlobInfo]:

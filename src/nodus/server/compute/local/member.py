@@ -45,7 +45,7 @@ def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any], hosting: Hosting | N
         mounts=(*own, *given),
         # Memory of a tmpfs counts as the command's own; the half is what Linux gives a tmpfs by default.
         tmpfs={"/tmp": memory_bytes // 2, "/dev/shm": memory_bytes // 2},
-        files=IDENTITY_FILES,
+        files={**IDENTITY_FILES, **{path: text.encode() for path, text in spec.get("files", {}).items()}},
         cwd=str(spec["cwd"]),
         hostname=str(spec.get("hostname", "nodus")),
         devices=tuple(spec.get("devices", ())),

@@ -95,6 +95,7 @@ def _document(spec: MemberSpec, share: Share, data_dir: Path, mounts: list[Mount
         "key": spec.key,
         "command": list(spec.command),
         "env": env,
+        "files": dict(spec.files),
         "cwd": spec.cwd,
         "image": image.to_status(),
         "mounts": [_mount_document(mount) for mount in (*image.mounts, *mounts)],
