@@ -245,7 +245,8 @@ class Manager:
         self.wake(change.kind, change.uid)
         for controller in self._watchers.get(change.kind, ()):
             for reference in change.object.owner_references:
-                self.wake(controller.kind.name, str(reference["uid"]))
+                if reference.get("kind") == controller.kind.name:
+                    self.wake(controller.kind.name, str(reference["uid"]))
 
     async def _work(self) -> None:
         while True:
