@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from nodus.client.blocking import blocking, blocking_class
-from nodus.client.client import Client, default_client
-from nodus.client.record import Record, as_record
+from nodus.client.client import TERMINAL, Client, Views, default_client, ended_otherwise, located
+from nodus.client.record import Record
 from nodus.client.resources import JsonObject
-from nodus.core.errors import AlreadyExists, JobFailed, NodusError
-
-TERMINAL = ("Succeeded", "Failed", "Cancelled")
+from nodus.client.views import View, as_view
+from nodus.core.errors import AlreadyExists, NodusError
 
 
 class Handle:
     """One object on the server. Attributes show what was last read; `refresh` reads again.
+
+    Example::
+
+        environment = nodus.Environment.from_name("nodus/arithmetic")
+        environment.phase  # "Ready"
+        environment.spec.version
 
     Args:
         obj: The object as the server sent it.
@@ -29,38 +34,40 @@ class Handle:
         self._set(obj)
 
     def _set(self, obj: JsonObject) -> None:
-        self.raw: Record = as_record(obj)
+        self.raw: View = as_view(obj)
 
     @property
     def name(self) -> str:
         """The object's name."""
-        return str(self.metadata.name)
+        return self.raw.name
 
     @property
     def project(self) -> str:
         """The project it lives in."""
-        return str(self.metadata.get("namespace") or self.client.project)
+        return self.raw.project or self.client.project
 
     @property
     def metadata(self) -> Record:
         """Name, uid, labels, annotations and times."""
-        return Record(self.raw.get("metadata") or {})
+        metadata: Record = self.raw.metadata
+        return metadata
 
     @property
     def spec(self) -> Record:
         """What was asked for."""
-        return Record(self.raw.get("spec") or {})
+        spec: Record = self.raw.spec
+        return spec
 
     @property
     def status(self) -> Record:
         """What was last read of how it is doing."""
-        return Record(self.raw.get("status") or {})
+        status: Record = self.raw.status
+        return status
 
     @property
     def phase(self) -> str | None:
         """Where it is in its life."""
-        phase = self.status.get("phase")
-        return None if phase is None else str(phase)
+        return self.raw.phase
 
     def __repr__(self) -> str:
         return f"<nodus.{type(self).__name__} {self.project}/{self.name} {self.phase or ''}>".replace(" >", ">")
@@ -80,8 +87,7 @@ class Handle:
             NotFound: When there is none of that name.
         """
         client = client or default_client()
-        if name.startswith("nodus/"):
-            project, name = "nodus", name.removeprefix("nodus/")
+        name, project = located(name, project)
         return cls(await client.resources.get(cls.kind, name, project=project), client)
 
     @blocking
@@ -100,7 +106,35 @@ class Handle:
             self.kind, self.name, project=self.project, propagation="Foreground", missing_ok=True
         )
 
-    async def _patch(self, patch: Mapping[str, Any]) -> None:
+    @blocking
+    async def events(self) -> Views:
+        """Return what happened to it, the latest last.
+
+        Example::
+
+            for event in job.events():
+                print(event.last_time, event.reason, event.message)
+        """
+        return await self.client.events.aio(self.kind, self.name, project=self.project)
+
+    @blocking
+    async def patch(self, patch: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Change the object.
+
+        Example::
+
+            run.patch({"spec": {"maxCostUSD": "40"}})
+
+        Args:
+            patch: A merge patch (an object, where None removes a key) or a JSON patch (a list of operations).
+
+        Raises:
+            FieldImmutable: When it changes what can't change.
+            Invalid: With every mistake in ``causes``.
+        """
+        await self._patch(patch)
+
+    async def _patch(self, patch: Mapping[str, Any] | Sequence[Any]) -> None:
         self._set(await self.client.resources.patch(self.kind, self.name, patch, project=self.project))
 
     async def _path(self, subresource: str) -> str:
@@ -141,27 +175,13 @@ class Run(Handle):
 
     def raise_if_failed(self) -> None:
         """Raise JobFailed when the run has ended and did not succeed."""
-        if not self.done or self.phase == "Succeeded":
-            return
-        reason = self.status.get("reason") or self.phase
-        parts = [f"{self.name} {str(self.phase).lower()}", "" if reason == self.phase else str(reason)]
-        parts.append(str(self.status.get("message") or ""))
-        raise JobFailed(
-            ": ".join(part for part in parts if part),
-            fix=self.status.get("fix") or f"See `nodus logs job/{self.name}`.",
-            details={"reason": reason, "phase": self.phase},
-        )
+        if self.done and self.phase != "Succeeded":
+            raise ended_otherwise(self.raw)
 
     @blocking
     async def cancel(self) -> None:
         """Ask for the end; returns at once, `wait` waits."""
         await self._patch({"spec": {"state": "Cancelled"}})
-
-
-class Job(Run):
-    """A command run to completion."""
-
-    kind = "Job"
 
 
 class Secret(Handle):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nodus.client.http import Api
 from nodus.core.errors import NotFound
@@ -43,15 +43,31 @@ class KindInfo:
         return "/".join(part for part in parts if part is not None)
 
 
+class OfKind(Protocol):
+    """A class that stands for a kind, such as ``nodus.Job``."""
+
+    kind: str
+
+
+Kindly = str | KindInfo | type[OfKind]
+"""What names a kind: its name, plural, singular or short name in any case; its record; a class of handles."""
+
 BUILT_IN: tuple[KindInfo, ...] = (
     KindInfo("APIKey", "apikeys", "v1", False),
+    KindInfo("AuditEvent", "auditevents", "v1", False),
     KindInfo("Attempt", "attempts", "v1", True),
     KindInfo("Environment", "environments", "v1", True),
     KindInfo("Event", "events", "v1", False),
     KindInfo("Job", "jobs", "v1", True),
+    KindInfo("Member", "members", "v1", False),
     KindInfo("Offering", "offerings", "v1", False, ("gpus",)),
+    KindInfo("Organization", "organizations", "v1", False, ("org",)),
+    KindInfo("Process", "processes", "v1", True),
     KindInfo("Project", "projects", "v1", False),
+    KindInfo("SSHKey", "sshkeys", "v1", False),
+    KindInfo("Sandbox", "sandboxes", "v1", True, ("sb",)),
     KindInfo("Secret", "secrets", "v1", True),
+    KindInfo("ServiceAccount", "serviceaccounts", "v1", True, ("sa",)),
     KindInfo("TrainingJob", "trainingjobs", "v1beta1", True, ("tj",)),
     KindInfo("TrainingRuntime", "trainingruntimes", "v1beta1", True),
     KindInfo("Volume", "volumes", "v1", True),

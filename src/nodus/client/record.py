@@ -61,7 +61,7 @@ class Record(dict[str, Any]):
         if name in self:
             return name
         wanted = name.replace("_", "").lower()
-        return next((key for key in self if isinstance(key, str) and key.lower() == wanted), None)
+        return next((key for key in self if key.lower() == wanted), None)
 
     def _missing(self, name: str) -> str:
         if name.startswith("__"):  # Python's own questions, such as copy's; nobody reads the answer

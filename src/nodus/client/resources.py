@@ -6,23 +6,22 @@ command line make blocking calls of them.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from nodus.client.apply import prepare, three_way_patch
-from nodus.client.http import Api, ConnectionFailed, new_key
-from nodus.client.kinds import KindInfo, find_kind, resolve_kind
-from nodus.client.transport import pause
-from nodus.core.errors import Expired, NodusError, NodusTimeout, NotFound, from_status
+from nodus.client.http import JSON_PATCH, Api, new_key
+from nodus.client.kinds import KindInfo, Kindly, find_kind, resolve_kind
+from nodus.client.watching import Change, Collection, Watch, list_all
+from nodus.core.errors import Expired, NodusError, NodusTimeout, NotFound
 
 JsonObject = dict[str, Any]
 JsonObjects = list[JsonObject]
+Selector = str | Mapping[str, str] | None
+"""``a=b,c!=d``, or the values wanted by key."""
 MERGE_PATCH = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-PAGE = 500
 
 
 class Applied(NamedTuple):
@@ -53,13 +52,15 @@ class Resources:
         self.api = api
         self.project = project or api.connection.project
 
-    async def kind(self, kind: str | KindInfo) -> KindInfo:
-        """Return a kind's record from any of its names."""
-        return kind if isinstance(kind, KindInfo) else await resolve_kind(self.api, kind)
+    async def kind(self, kind: Kindly) -> KindInfo:
+        """Return a kind's record from any of its names, or from a class that stands for it."""
+        if isinstance(kind, KindInfo):
+            return kind
+        return await resolve_kind(self.api, kind if isinstance(kind, str) else kind.kind)
 
     async def path(
         self,
-        kind: str | KindInfo,
+        kind: Kindly,
         name: str | None = None,
         *,
         project: str | None = None,
@@ -68,7 +69,7 @@ class Resources:
         """Return the URL path of a collection, an object, or a subresource."""
         return (await self.kind(kind)).path(project or self.project, name, subresource)
 
-    async def get(self, kind: str | KindInfo, name: str, *, project: str | None = None) -> JsonObject:
+    async def get(self, kind: Kindly, name: str, *, project: str | None = None) -> JsonObject:
         """Return one object.
 
         Raises:
@@ -79,12 +80,13 @@ class Resources:
 
     async def list(
         self,
-        kind: str | KindInfo,
+        kind: Kindly,
         *,
         project: str | None = None,
         all_projects: bool = False,
-        labels: str | None = None,
-        fields: str | None = None,
+        labels: Selector = None,
+        fields: Selector = None,
+        limit: int | None = None,
     ) -> JsonObjects:
         """Return every matching object, following pages.
 
@@ -94,75 +96,53 @@ class Resources:
             all_projects: List a project kind over all projects.
             labels: Label selector, ``a=b,c=d``.
             fields: Field selector, ``status.phase=Running``.
+            limit: At most so many.
         """
-        return (await self._list(kind, project, all_projects, labels, fields))[0]
-
-    async def _list(
-        self, kind: str | KindInfo, project: str | None, all_projects: bool, labels: str | None, fields: str | None
-    ) -> tuple[JsonObjects, str]:
-        info = await self.kind(kind)
-        path = info.path(None if all_projects else project or self.project)
-        query: dict[str, object] = {"limit": PAGE, "labelSelector": labels, "fieldSelector": fields}
-        items: JsonObjects = []
-        while True:
-            page = await self.api.call("GET", path, query=query)
-            for item in page.get("items") or []:
-                # Kubernetes lists leave kind and apiVersion to the list; a lone object needs its own.
-                items.append({"apiVersion": info.api_version, "kind": info.kind} | item)
-            token = (page.get("metadata") or {}).get("continue")
-            if not token:
-                return items, str((page.get("metadata") or {}).get("resourceVersion") or "")
-            query["continue"] = token
+        collection = await self._collection(kind, project, all_projects, labels, fields)
+        items: JsonObjects = (await list_all(self.api, collection, limit=limit))[0]
+        return items
 
     async def watch(
         self,
-        kind: str | KindInfo,
+        kind: Kindly,
         *,
         name: str | None = None,
         project: str | None = None,
         all_projects: bool = False,
-        labels: str | None = None,
-        fields: str | None = None,
+        labels: Selector = None,
+        fields: Selector = None,
         resource_version: str | None = None,
-    ) -> AsyncGenerator[tuple[str, JsonObject], None]:
-        """Yield ``(type, object)`` for every change, for ever: ``ADDED``, ``MODIFIED`` or ``DELETED``.
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Change, None]:
+        """Yield every change once, for ever or for ``timeout_s`` seconds; see `Watch`.
 
-        Without ``resource_version`` the present objects come first as ``ADDED``. A stream that ends or breaks is taken
-        up where it was; when that is too long ago, the present objects come again as ``ADDED``.
+        Without ``resource_version`` the present objects come first as ``ADDED``.
+
+        Raises:
+            Expired: When the server no longer knows what changed since ``resource_version``.
         """
+        collection = await self._collection(kind, project, all_projects, labels, fields, name)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        async with aclosing(
+            Watch(self.api, collection, since=resource_version, deadline=deadline).changes()
+        ) as changes:
+            async for change in changes:
+                yield change
+
+    async def _collection(
+        self,
+        kind: Kindly,
+        project: str | None,
+        all_projects: bool = False,
+        labels: Selector = None,
+        fields: Selector = None,
+        name: str | None = None,
+    ) -> Collection:
         info = await self.kind(kind)
-        path = info.path(None if all_projects else project or self.project)
-        if name is not None:
-            fields = ",".join(part for part in (fields, f"metadata.name={name}") if part)
-        seen = resource_version
-        broken_since: float | None = None
-        while True:
-            query = {
-                "watch": True,
-                "allowWatchBookmarks": True,
-                "resourceVersion": seen,
-                "labelSelector": labels,
-                "fieldSelector": fields,
-            }
-            try:
-                async with aclosing(self.api.lines("GET", path, query=query)) as lines:
-                    async for line in lines:
-                        broken_since = None
-                        change = json.loads(line)
-                        item = change["object"]
-                        if change["type"] == "ERROR":
-                            raise from_status(item, int(item.get("code") or 500))
-                        seen = str((item.get("metadata") or {}).get("resourceVersion") or seen or "") or None
-                        if change["type"] != "BOOKMARK":
-                            yield change["type"], item
-            except Expired:
-                seen = None
-            except ConnectionFailed:
-                now = time.monotonic()
-                broken_since = broken_since or now
-                if now - broken_since > self.api.retry.budget_s:
-                    raise
-            await pause(0.5)
+        named = None if name is None else f"metadata.name={name}"
+        wanted = ",".join(part for part in (_selector(fields), named) if part) or None
+        selectors = {"labelSelector": _selector(labels), "fieldSelector": wanted}
+        return Collection(info, info.path(None if all_projects else project or self.project), selectors)
 
     async def create(
         self,
@@ -228,7 +208,7 @@ class Resources:
 
     async def patch(
         self,
-        kind: str | KindInfo,
+        kind: Kindly,
         name: str,
         patch: Mapping[str, Any] | Sequence[Any] | bytes,
         *,
@@ -262,7 +242,7 @@ class Resources:
 
     async def delete(
         self,
-        kind: str | KindInfo,
+        kind: Kindly,
         name: str,
         *,
         project: str | None = None,
@@ -283,7 +263,7 @@ class Resources:
 
     async def wait_for(
         self,
-        kind: str | KindInfo,
+        kind: Kindly,
         name: str,
         holds: Callable[[JsonObject], bool],
         *,
@@ -297,47 +277,24 @@ class Resources:
             NotFound: When the object is not there, or is deleted meanwhile.
             NodusTimeout: When ``timeout_s`` seconds pass first.
         """
-        current = await self.get(kind, name, project=project)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not holds(current):
-            changed = await self._next_change(kind, name, project, current, deadline)
-            if changed is None:
-                raise NodusTimeout(f"{name}: {what} did not come within {timeout_s:g} s", fix="It goes on; wait again.")
-            current = changed
-        return current
-
-    async def _next_change(
-        self, kind: str | KindInfo, name: str, project: str | None, current: JsonObject, deadline: float | None
-    ) -> JsonObject | None:
-        """Return the object's next version by long polling its watch; None once the deadline has passed."""
-        info = await self.kind(kind)
-        query = {
-            "watch": True,
-            "allowWatchBookmarks": True,
-            "fieldSelector": f"metadata.name={name}",
-            "resourceVersion": current["metadata"].get("resourceVersion"),
-        }
-        path = info.path(project or self.project)
-        left_s = 120.0 if deadline is None else deadline - time.monotonic()
-        if left_s <= 0:
-            return None
-        try:
-            silence_s = min(120.0, left_s)
-            async with aclosing(self.api.lines("GET", path, query=query, timeout_s=silence_s)) as lines:
-                async for line in lines:
-                    change = json.loads(line)
-                    if change["type"] == "DELETED":
-                        raise NotFound(f"{info.singular} {name!r} was deleted meanwhile")
-                    if change["type"] in ("ADDED", "MODIFIED"):
-                        return dict(change["object"])
-                    if deadline is not None and time.monotonic() >= deadline:
-                        return None
-        except ConnectionFailed:
-            pass  # the stream broke or fell silent: the deadline or the next GET says which
-        if deadline is not None and time.monotonic() >= deadline:
-            return None
-        await pause(0.2)
-        return await self.get(info, name, project=project)
+        collection = await self._collection(kind, project, name=name)
+        while True:
+            current = await self.get(collection.info, name, project=project)
+            if holds(current):
+                return current
+            since = str(current["metadata"].get("resourceVersion") or "") or None
+            watch = Watch(self.api, collection, since=since, deadline=deadline)
+            try:
+                async with aclosing(watch.changes()) as changes:
+                    async for change in changes:
+                        if change.type == "DELETED":
+                            raise NotFound(f"{collection.info.singular} {name!r} was deleted meanwhile")
+                        if holds(change.object):
+                            return dict(change.object)
+            except Expired:
+                continue  # it was away too long: what it missed is in the object
+            raise NodusTimeout(f"{name}: {what} did not come within {timeout_s:g} s", fix="It goes on; wait again.")
 
     async def _addressed(self, document: Mapping[str, Any], project: str | None) -> tuple[JsonObject, str]:
         info = await self.kind(_kind_of(document))
@@ -345,6 +302,12 @@ class Resources:
         if info.namespaced:
             metadata.setdefault("namespace", project or self.project)
         return dict(document) | {"metadata": metadata}, info.path(metadata.get("namespace"))
+
+
+def _selector(selector: Selector) -> str | None:
+    if selector is None or isinstance(selector, str):
+        return selector or None
+    return ",".join(f"{key}={value}" for key, value in selector.items()) or None
 
 
 def _kind_of(document: Mapping[str, Any]) -> str | KindInfo:

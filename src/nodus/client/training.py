@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nodus.client.blocking import blocking, blocking_class, blocking_iterator
-from nodus.client.client import Client, default_client
+from nodus.client.client import Client, Plan, default_client
 from nodus.client.handles import Run
 from nodus.client.http import new_key
 from nodus.client.outputs import Outputs
@@ -84,8 +84,8 @@ class TrainingJob(Run):
             "metadata": metadata,
             "spec": {key: value for key, value in spec.items() if value is not None},
         }
-        plan = await client.resources.plan(document, project=project)
-        _refuse_blocked(plan.object)
+        plan = await client.plan.aio(document, project=project)
+        _refuse_blocked(plan)
         created = await client.resources.create(
             document, project=project, if_match=plan.etag, idempotency_key=new_key("trainingjob")
         )
@@ -274,18 +274,11 @@ def usd(amount: float | str | None) -> str | None:
     return str(cents) if cents == value else str(value.quantize(Decimal("0.000001")).normalize())
 
 
-def _refuse_blocked(planned: JsonObject) -> None:
+def _refuse_blocked(plan: Plan) -> None:
     """Raise when the plan says that the run could not start."""
-    status = planned.get("status") or {}
-    reasons = [str(reason) for reason in status.get("blockingReasons") or []]
-    for reason in (status.get("estimate") or {}).get("blockingReasons") or []:
-        reasons.append(str(reason.get("message") or reason.get("code")))
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "Blocked" and condition.get("status") == "True":
-            reasons.append(str(condition.get("message") or condition.get("reason")))
-    if reasons:
+    if plan.blocking:
         raise NodusError(
-            f"the run could not start here: {'; '.join(dict.fromkeys(reasons))}",
+            f"the run could not start here: {'; '.join(plan.blocking)}",
             fix="Change the request, or create it with `nodus apply` to have it wait in the queue.",
         )
 

@@ -100,6 +100,14 @@ class Transport:
         with self._lock:
             _close_all(self._idle)
 
+    async def aclose(self) -> None:
+        """Close what the running event loop holds. The transport can still be used afterwards."""
+        import asyncio
+
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
     # ---------------------------------------------------------------------------------------------- blocking
     def _open_blocking(self, request: Request) -> Exchange:
         parts = urlsplit(request.url)

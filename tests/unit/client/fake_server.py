@@ -43,6 +43,8 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     cut: bool = False
     """Close the connection in the middle of the body."""
+    lost: bool = False
+    """Close the connection without an answer."""
 
 
 Script = Callable[[Asked], Reply]
@@ -85,6 +87,9 @@ def serving() -> Iterator[FakeServer]:
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
             headers = {key.lower(): value for key, value in self.headers.items()}
             reply = fake.answer(Asked(self.command, parts.path, query, headers, self.rfile.read(length)))
+            if reply.lost:
+                self.close_connection = True
+                return
             raw = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self.send_response(reply.status)
             sent = {"Content-Type": "application/json", "Content-Length": str(len(raw) + (10 if reply.cut else 0))}

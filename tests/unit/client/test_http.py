@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,51 @@ def test_budget_bounds_the_retries(server: FakeServer) -> None:
         run_blocking(api_of(server, budget_s=1.0).call("GET", "/x"))
     assert time.monotonic() - begun < 2.0
     assert len(server.asked) == 2
+
+
+def test_callers_bound_is_kept_within_the_budget(server: FakeServer) -> None:
+    server.script = lambda asked: status("Unavailable", 503, headers={"Retry-After": "2"})
+    with pytest.raises(errors.Unavailable) as raised:
+        run_blocking(api_of(server, budget_s=60.0).call("GET", "/x", budget_s=1.0))
+    assert (len(server.asked), raised.value.retry_after) == (1, 2.0)
+
+
+def test_time_to_wait_for_may_be_a_date(server: FakeServer) -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    for said, least_s in ((then, 80.0), ("soon", None)):
+        server.replies = [status("Unavailable", 503, headers={"Retry-After": said})]
+        with pytest.raises(errors.Unavailable) as raised:
+            run_blocking(api_of(server, budget_s=0.0).call("GET", "/x"))
+        assert raised.value.retry_after is least_s or float(raised.value.retry_after or 0) > float(least_s or 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "tries"), [("application/merge-patch+json", 2), ("application/json-patch+json", 1)]
+)
+def test_json_patch_that_may_have_gone_through_is_not_sent_again(server: FakeServer, content: str, tries: int) -> None:
+    server.replies = [Reply(lost=True), Reply({"ok": True})]
+    api = api_of(server, first_contact_s=5.0)
+    call = api.call("PATCH", "/x", body=[], headers={"Content-Type": content})
+    if tries == 2:
+        assert run_blocking(call) == {"ok": True}
+    else:
+        with pytest.raises(ConnectionFailed):
+            run_blocking(call)
+    assert len(server.asked) == tries
+
+
+def test_silence_that_is_too_long_is_an_error(server: FakeServer) -> None:
+    slow = threading.Event()
+
+    def script(asked: Asked) -> Reply:
+        slow.wait(5)
+        return Reply({})
+
+    server.script = script
+    api = Api(Connection(url=server.url, api_key=None, project="default"), retry=PROMPT, timeout_s=0.2)
+    with pytest.raises(ConnectionFailed, match="did not answer in time"):
+        run_blocking(api.call("GET", "/x"))
+    slow.set()
 
 
 def free_port() -> int:

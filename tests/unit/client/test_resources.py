@@ -222,35 +222,7 @@ def test_apply_that_changed_nothing_says_so(server: FakeServer) -> None:
     assert run_blocking(resources(server).apply(SECRET)).outcome == "unchanged"
 
 
-# Watch and wait
-def test_watch_takes_a_broken_stream_up_where_it_was(server: FakeServer) -> None:
-    server.replies = [
-        stream(("ADDED", job(version=5)), ("BOOKMARK", {"metadata": {"resourceVersion": "7"}})),
-        stream(("MODIFIED", job(version=8))),
-    ]
-    assert run_blocking(take(resources(server), 2)) == [("ADDED", "5"), ("MODIFIED", "8")]
-    assert [asked.query.get("resourceVersion") for asked in server.asked] == [None, "7"]
-
-
-def test_watch_that_is_too_old_begins_anew(server: FakeServer) -> None:
-    gone = {"kind": "Status", "apiVersion": "v1", "code": 410, "reason": "Expired", "message": "too old"}
-    server.replies = [stream(("ERROR", gone)), stream(("ADDED", job(version=9)))]
-    assert run_blocking(take(resources(server), 1, resource_version="3")) == [("ADDED", "9")]
-    assert [asked.query.get("resourceVersion") for asked in server.asked] == ["3", None]
-
-
-async def take(found: Resources, count: int, **options: Any) -> list[tuple[str, str]]:
-    """Return the first changes of a watch."""
-    seen = []
-    source = found.watch("job", **options)
-    async for kind, obj in source:
-        seen.append((kind, obj["metadata"]["resourceVersion"]))
-        if len(seen) == count:
-            break
-    await source.aclose()
-    return seen
-
-
+# Wait
 def test_wait_for_returns_the_object_that_holds(server: FakeServer) -> None:
     server.replies = [
         Reply(job(version=1)),

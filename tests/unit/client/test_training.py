@@ -11,8 +11,8 @@ import pytest
 
 import nodus
 from nodus import errors
-from nodus.client.training import TrainingJob, usd
 from nodus.client.following import PlainDisplay, comparison_lines, sparkline
+from nodus.client.training import TrainingJob, usd
 from tests.unit.client.fake_server import Asked, FakeServer, Reply
 
 RUNS = "/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs"

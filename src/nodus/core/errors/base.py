@@ -59,6 +59,11 @@ class NodusError(Exception):
         self.retry_after_s = retry_after_s
         self.request_id = request_id
 
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which a retry makes sense, when the server said so."""
+        return self.retry_after_s
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (
             _rebuild,
