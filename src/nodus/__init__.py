@@ -20,17 +20,25 @@ from nodus._version import __version__
 
 if TYPE_CHECKING:
     from nodus import errors, recipes
-    from nodus.client.client import Client
+    from nodus.client.client import Applied, Client, Plan
     from nodus.client.handles import Environment, Job, Secret
+    from nodus.client.http import RetryPolicy
     from nodus.client.training import TrainingJob
+    from nodus.client.views import View
     from nodus.client.volumes import Volume
+    from nodus.client.watching import Change
 
 __all__ = [
+    "Applied",
+    "Change",
     "Client",
     "Environment",
     "Job",
+    "Plan",
+    "RetryPolicy",
     "Secret",
     "TrainingJob",
+    "View",
     "Volume",
     "__version__",
     "errors",
@@ -38,11 +46,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Applied": "nodus.client.client",
+    "Change": "nodus.client.watching",
     "Client": "nodus.client.client",
     "Environment": "nodus.client.handles",
     "Job": "nodus.client.handles",
+    "Plan": "nodus.client.client",
+    "RetryPolicy": "nodus.client.http",
     "Secret": "nodus.client.handles",
     "TrainingJob": "nodus.client.training",
+    "View": "nodus.client.views",
     "Volume": "nodus.client.volumes",
     "errors": "",
     "recipes": "",

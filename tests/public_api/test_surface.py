@@ -19,11 +19,16 @@ from nodus.recipes import rl
 
 def test_names_of_nodus() -> None:
     assert nodus.__all__ == [
+        "Applied",
+        "Change",
         "Client",
         "Environment",
         "Job",
+        "Plan",
+        "RetryPolicy",
         "Secret",
         "TrainingJob",
+        "View",
         "Volume",
         "__version__",
         "errors",
@@ -62,7 +67,27 @@ HANDLES: dict[type[Any], set[str]] = {
         "from_name",
         "refresh",
         "delete",
+        "events",
+        "patch",
     },
+    nodus.Client: {
+        "get",
+        "list",
+        "events",
+        "watch",
+        "wait_for",
+        "create",
+        "plan",
+        "apply",
+        "patch",
+        "replace",
+        "delete",
+        "whoami",
+        "server_info",
+        "ready",
+        "close",
+    },
+    nodus.View: {"name", "project", "uid", "labels", "phase", "to_dict"},
     TrainingJob: {
         "create",
         "from_example",
@@ -89,7 +114,8 @@ HANDLES: dict[type[Any], set[str]] = {
 @pytest.mark.parametrize("cls", HANDLES, ids=lambda cls: cls.__name__)
 def test_members_of_handles(cls: type[Any]) -> None:
     inherited = HANDLES[Handle] if issubclass(cls, Handle) and cls is not Handle else set()
-    public = {name for name in dir(cls) if not name.startswith("_")} | {"client", "raw", "kind"} & HANDLES[cls]
+    own = set(dir(cls)) - (set(dir(dict)) if issubclass(cls, dict) else set())
+    public = {name for name in own if not name.startswith("_")} | {"client", "raw", "kind"} & HANDLES[cls]
     assert public - inherited - {"client", "raw"} == HANDLES[cls] - {"client", "raw"} - inherited
 
 
@@ -117,7 +143,7 @@ def test_members_of_handles(cls: type[Any]) -> None:
         (Secret, ["create"]),
         (Volume, ["from_name", "put", "get", "list"]),
         (Outputs, ["list", "download", "read"]),
-        (nodus.Client, ["whoami", "server_info", "ready"]),
+        (nodus.Client, [name for name in sorted(HANDLES[nodus.Client]) if name != "close"]),
     ],
 )
 def test_blocking_calls_have_twins(cls: type[Any], names: list[str]) -> None:
