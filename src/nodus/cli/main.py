@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodus._version import __version__
+from nodus.cli.connection import Options, connection_options
 from nodus.cli.groups import Group, unknown_command, with_epilog
-from nodus.cli.session import Options, connection_options
 from nodus.core.errors import NodusError, NodusTimeout
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from nodus.cli.connection import CONTEXT_OPTION, ORG_OPTION, VERBOSE_OPTION, given_options
 from nodus.cli.formats import check_format, print_object
 from nodus.cli.options import objects_argument
-from nodus.cli.session import CONTEXT_OPTION, ORG_OPTION, VERBOSE_OPTION, Session, given_options
+from nodus.cli.session import Session
 from nodus.cli.targets import parse_target
 
 
