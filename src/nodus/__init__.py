@@ -21,8 +21,9 @@ from nodus._version import __version__
 if TYPE_CHECKING:
     from nodus import errors, recipes
     from nodus.client.client import Applied, Client, Plan
-    from nodus.client.handles import Environment, Job, Secret
+    from nodus.client.handles import Environment, Secret
     from nodus.client.http import RetryPolicy
+    from nodus.client.jobs import Distributed, Job
     from nodus.client.training import TrainingJob
     from nodus.client.views import View
     from nodus.client.volumes import Volume
@@ -32,6 +33,7 @@ __all__ = [
     "Applied",
     "Change",
     "Client",
+    "Distributed",
     "Environment",
     "Job",
     "Plan",
@@ -49,8 +51,9 @@ _HOMES = {
     "Applied": "nodus.client.client",
     "Change": "nodus.client.watching",
     "Client": "nodus.client.client",
+    "Distributed": "nodus.client.jobs",
     "Environment": "nodus.client.handles",
-    "Job": "nodus.client.handles",
+    "Job": "nodus.client.jobs",
     "Plan": "nodus.client.client",
     "RetryPolicy": "nodus.client.http",
     "Secret": "nodus.client.handles",

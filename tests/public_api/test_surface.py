@@ -9,7 +9,8 @@ import pytest
 
 import nodus
 from nodus import errors
-from nodus.client.handles import Environment, Handle, Job, Secret
+from nodus.client.handles import Environment, Handle, Secret
+from nodus.client.jobs import Distributed, Job
 from nodus.client.outputs import Outputs
 from nodus.client.training import TrainingJob
 from nodus.client.volumes import Volume
@@ -22,6 +23,7 @@ def test_names_of_nodus() -> None:
         "Applied",
         "Change",
         "Client",
+        "Distributed",
         "Environment",
         "Job",
         "Plan",
@@ -103,11 +105,25 @@ HANDLES: dict[type[Any], set[str]] = {
         "done",
         "raise_if_failed",
     },
-    Job: {"wait", "cancel", "done", "raise_if_failed"},
+    Job: {
+        "create",
+        "run",
+        "wait",
+        "logs",
+        "attempts",
+        "outputs",
+        "cancel",
+        "suspend",
+        "resume",
+        "done",
+        "raise_if_failed",
+        "exit_code",
+        "estimate",
+    },
     Environment: {"create", "reference", "wait_ready"},
     Secret: {"create"},
     Volume: {"from_name", "put", "get", "list"},
-    Outputs: {"list", "download", "read", "fetch"},
+    Outputs: {"list", "entries", "download", "read", "fetch"},
 }
 
 
@@ -139,6 +155,7 @@ def test_members_of_handles(cls: type[Any]) -> None:
                 "cancel",
             ],
         ),
+        (Job, ["create", "run", "from_name", "wait", "logs", "attempts", "cancel", "suspend", "resume"]),
         (Environment, ["create", "from_name", "wait_ready"]),
         (Secret, ["create"]),
         (Volume, ["from_name", "put", "get", "list"]),
@@ -151,6 +168,11 @@ def test_blocking_calls_have_twins(cls: type[Any], names: list[str]) -> None:
         wrapped = inspect.getattr_static(cls, name, None) or inspect.getattr_static(Handle, name)
         function = wrapped.__wrapped__
         assert inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function), name
+
+
+def test_gang_is_as_in_a_manifest() -> None:
+    gang = Distributed(total_gpus=8, gpus_per_node=4, launcher="Torchrun", startup_timeout=900)
+    assert gang.spec() == {"totalGPUs": 8, "gpusPerNode": 4, "launcher": "Torchrun", "startupTimeout": "900s"}
 
 
 def defaults(function: Any) -> dict[str, Any]:

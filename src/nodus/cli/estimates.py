@@ -9,9 +9,9 @@ from nodus.client.resources import JsonObject
 
 def estimate_line(obj: JsonObject, *, dry_run: bool) -> str:
     """Return topology, price range, start time, hold, what blocks and what to know of an object's estimate."""
-    label = (
-        f"{str(obj.get('kind')).lower()}/{(obj.get('metadata') or {}).get('name', '')}{' (dry run)' if dry_run else ''}"
-    )
+    metadata = obj.get("metadata") or {}
+    name = metadata.get("name") or metadata.get("generateName") or ""
+    label = f"{str(obj.get('kind')).lower()}/{name}{' (dry run)' if dry_run else ''}"
     estimate = (obj.get("status") or {}).get("estimate")
     if not estimate:
         return f"{label} · no estimate"
@@ -46,4 +46,4 @@ def _start(estimate: dict[str, Any]) -> str:
     if not cold.get("p50"):
         return ""
     upper = f"–{cold['p90']}" if cold.get("p90") and cold["p90"] != cold["p50"] else ""
-    return f"starts in ~{cold['p50']}{upper}"
+    return f"starts in ~{cold['p50']}{upper} (cold)"

@@ -49,6 +49,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "events": "List what happened to the objects of the project.",
     },
     "Runs": {
+        "run": "Run a command in a sandbox, with the current directory's files.",
         "logs": "Print the log of a run.",
         "cp": "Copy a run's outputs to this machine, each file checked by its sha256.",
         "cancel": "Cancel runs.",

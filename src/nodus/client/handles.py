@@ -184,12 +184,6 @@ class Run(Handle):
         await self._patch({"spec": {"state": "Cancelled"}})
 
 
-class Job(Run):
-    """A command run to completion."""
-
-    kind = "Job"
-
-
 class Secret(Handle):
     """Values that runs may use and nobody can read back."""
 

@@ -16,6 +16,7 @@ from nodus.core.errors import NodusError, NotFound, SHA256Mismatch
 # Named here: inside the class, `list` is the method.
 Names = list[str]
 Paths = list[Path]
+Entries = list[tuple[str, int | None]]
 
 
 class Outputs:
@@ -31,36 +32,53 @@ class Outputs:
         self._api, self._path, self._what = api, path, what
 
     @blocking
-    async def list(self, prefix: str = "") -> Names:
-        """Return the outputs' names, such as ``adapter/adapter_model.safetensors``."""
-        return await self._list(prefix)
+    async def list(self, prefix: str = "", *, index: int | None = None) -> Names:
+        """Return the outputs' names, such as ``adapter/adapter_model.safetensors``, each once.
 
-    async def _list(self, prefix: str = "") -> Names:
+        Args:
+            prefix: Only names that start so.
+            index: Only those of one completion index.
+        """
+        return [*dict.fromkeys(name for name, _ in await self.entries(prefix, index))]
+
+    async def entries(self, prefix: str = "", index: int | None = None) -> Entries:
+        """Return each output's name with its completion index, None where the run has none."""
         listed = await self._api.call("GET", self._path)
-        names = [str(item["name"]) for item in listed.get("items") or []]
-        return [name for name in names if name.startswith(prefix)]
+        found = [(str(item["name"]), item.get("index")) for item in listed.get("items") or []]
+        return [entry for entry in found if entry[0].startswith(prefix) and index in (None, entry[1])]
 
     @blocking
-    async def download(self, target: str | os.PathLike[str], prefix: str = "") -> Paths:
+    async def download(self, target: str | os.PathLike[str], prefix: str = "", *, index: int | None = None) -> Paths:
         """Write every output below a directory, which is made when missing; return the files.
+
+        Of a run with completions, each index's files go into a directory of its number, unless ``index`` names one.
 
         Args:
             target: The directory.
             prefix: Only outputs whose name starts so, such as ``adapter/``.
+            index: Only those of one completion index.
 
         Raises:
             NotFound: When there are no outputs yet.
             SHA256Mismatch: When bytes arrived that the run did not write; nothing is kept of that file.
         """
-        names = await self._list(prefix)
-        if not names:
+        found = await self.entries(prefix, index)
+        if not found:
             raise NotFound(f"{self._what} has no outputs yet", fix="Wait for the run to succeed.")
-        return [await self.fetch(name, Path(target) / safe_name(name)) for name in names]
+        files = []
+        for name, of in found:
+            home = Path(target) if of is None or index is not None else Path(target, str(of))
+            files.append(await self.fetch(name, home / safe_name(name), {"index": of}))
+        return files
 
     @blocking
-    async def read(self, name: str) -> bytes:
-        """Return one output's bytes, checked; for small files such as ``results.json``."""
-        exchange, digest = await self._open(name)
+    async def read(self, name: str, *, index: int | None = None) -> bytes:
+        """Return one output's bytes, checked; for small files such as ``results.json``.
+
+        Raises:
+            OutputIndexRequired: When several completion indexes have an output of that name and ``index`` names none.
+        """
+        exchange, digest = await self._open(name, {"index": index})
         content = await _whole(exchange)
         _check(name, hashlib.sha256(content).hexdigest(), digest)
         return content

@@ -31,6 +31,7 @@ async def refused(api: Api, reason: str = "Invalid", **spec: Any) -> dict[str, s
         ({"distributed": {"nodes": 1}, "completions": 2}, "spec.completions"),
         ({"completions": 5000}, "spec.completions"),
         ({"sidecars": [{"command": ["x"]}]}, "spec.sidecars"),
+        ({"source": {"git": {"repo": "https://example.com/x.git"}}}, "spec.source.git"),
         ({"imageRef": "built"}, "spec.imageRef"),
         ({"network": {"egress": {"policy": "Open"}}}, "spec.network.egress.policy"),
         ({"network": {"egress": {"allow": ["example.com"]}}}, "spec.network.egress.allow"),

@@ -21,7 +21,8 @@ from nodus.core.errors import NotFound
 def command(session: Session, source: str, target: str, index: int | None, rank: int | None) -> None:
     """Copy a run's outputs to this machine, each file checked by its sha256.
 
-    A path that ends in a slash copies everything below it, keeping the directories.
+    A path that ends in a slash copies everything below it, keeping the directories; of a Job with completions each
+    index's files go into a directory of its number.
 
     \b
     Examples:
@@ -44,13 +45,15 @@ def command(session: Session, source: str, target: str, index: int | None, rank:
         query: dict[str, object] = {"index": index, "rank": rank}
         print(session.run(outputs.fetch(prefix, destination, query)))
         return
-    names = session.run(outputs.list.aio(prefix))
-    if not names:
+    found_files = session.run(outputs.entries(prefix, index))
+    if not found_files:
         raise NotFound(
             f"{where} has no outputs{f' under {prefix}' if prefix else ''} yet", fix="Wait for the run to succeed."
         )
-    for name in names:
-        print(session.run(outputs.fetch(name, Path(target) / safe_name(name.removeprefix(prefix)))))
+    for name, of in found_files:
+        # Where several indexes left files of the same names, each index has a directory of its own.
+        home = Path(target) if of is None or index is not None else Path(target, str(of))
+        print(session.run(outputs.fetch(name, home / safe_name(name.removeprefix(prefix)), {"index": of})))
 
 
 def _outputs(session: Session, target: Target) -> Outputs:

@@ -83,6 +83,8 @@ async def log(call: Call, kind: Kind) -> Response:
     )  # fmt: skip
     if call.number("rank"):
         raise NotFound(f"{kind.singular} {name} has no rank {call.query('rank')}")
+    if call.query("process") is not None:
+        raise NotFound(f"{kind.singular} {name} has no processes of its own", fix="Leave process out.")
     if query.offset_bytes is not None and kind is not ATTEMPT:
         raise BadRequest("offsetBytes counts in one attempt's output", fix="Ask for the log of an attempt.")
     if call.services.backend is None:

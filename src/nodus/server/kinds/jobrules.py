@@ -338,6 +338,8 @@ def check_inputs(conn: Connection, services: Services, found: Findings, spec: Jo
     if spec.source is not None:
         if (spec.source.blob is None) == (spec.source.git is None):
             found.reject("spec.source", "needs exactly one of blob and git")
+        if spec.source.git is not None:
+            found.refuse("spec.source.git", "git sources are not built yet; upload the files: spec.source.blob")
         if spec.source.blob is not None:
             found.draft.check_blob(conn, services, "spec.source.blob", spec.source.blob)
     for number, item in enumerate(spec.inputs):
