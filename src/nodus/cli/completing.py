@@ -79,12 +79,17 @@ def _kind_names() -> Iterable[str]:
 
 def _names(ctx: click.Context, kind: KindInfo) -> list[str]:
     """Return the names of a kind's objects; none where the server is away, slow or refuses."""
-    from nodus.cli.session import Session, given_options
+    from nodus.cli.session import Options, Session
     from nodus.core.errors import NodusError
 
-    words = ctx.params
+    given = Options()
+    words: click.Context | None = ctx
+    while words is not None:  # before the command's name too: nothing has been run that would have noted those
+        named = words.params
+        given = given.over(Options(named.get("context"), named.get("project"), named.get("org")))
+        words = words.parent
     try:
-        session = Session(given_options(ctx, words.get("context"), words.get("project"), words.get("org")))
+        session = Session(given)
         path = kind.path(session.project)
         listed = session.run(session.api.call("GET", path, query={"limit": MAX_NAMES}, timeout_s=TIMEOUT_S))
     except NodusError:

@@ -24,7 +24,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.argument("source", type=click.Path(exists=True))
+@click.argument("source", type=click.Path())
 @click.argument("target", default="/", required=False)
 @click.option("--create", "create", is_flag=True, help="Make the volume where there is none.")
 @connected()
@@ -36,11 +36,9 @@ def put(session: Session, name: str, source: str, target: str, create: bool) -> 
       nodus volume put support-chats ./chats.jsonl
       nodus volume put corpus ./texts /raw --create
     """
-    from nodus.client.client import Client
     from nodus.client.volumes import Volume
 
-    client = Client(connection=session.connection)
-    volume = Volume.from_name(name, create_if_missing=create, client=client)
+    volume = Volume.from_name(name, create_if_missing=create, client=session.client())
     try:
         revision = volume.put(source, target)
     except NotFound as error:
@@ -61,10 +59,9 @@ def get(session: Session, name: str, path: str, target: str, revision: int | Non
     Example:
       nodus volume get support-chats / ./chats
     """
-    from nodus.client.client import Client
     from nodus.client.volumes import Volume
 
-    volume = Volume.from_name(name, client=Client(connection=session.connection))
+    volume = Volume.from_name(name, client=session.client())
     for written in volume.get(path, target, revision):
         print(written)
 
@@ -81,10 +78,9 @@ def ls(session: Session, name: str, path: str, revision: int | None) -> None:
     Example:
       nodus volume ls support-chats
     """
-    from nodus.client.client import Client
     from nodus.client.volumes import Volume
 
-    volume = Volume.from_name(name, client=Client(connection=session.connection))
+    volume = Volume.from_name(name, client=session.client())
     files = volume.list(path, revision)
     for line in plain_table(("NAME", "SIZE"), [(item.path, item.size) for item in files]):
         print(line)
