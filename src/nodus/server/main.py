@@ -107,7 +107,8 @@ async def _serve(
     config = uvicorn.Config(
         create_app(services),
         http=BoundedProtocol,
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=1 << 20,
         log_config=None,
         access_log=False,
         lifespan="off",

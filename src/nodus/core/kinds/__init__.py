@@ -8,6 +8,7 @@ from nodus.core.kinds.environment import ENVIRONMENT
 from nodus.core.kinds.identity import API_KEY, AUDIT_EVENT, MEMBER, SERVICE_ACCOUNT, SSH_KEY
 from nodus.core.kinds.job import ATTEMPT, JOB
 from nodus.core.kinds.organization import EVENT, OFFERING, ORGANIZATION, PROJECT
+from nodus.core.kinds.sandbox import PROCESS, SANDBOX
 from nodus.core.kinds.storage import SECRET, VOLUME
 from nodus.core.kinds.training import TRAINING_JOB, TRAINING_RUNTIME
 
@@ -28,6 +29,8 @@ KINDS: dict[str, Kind] = {
         TRAINING_JOB,
         JOB,
         ATTEMPT,
+        SANDBOX,
+        PROCESS,
         EVENT,
         OFFERING,
     )
@@ -60,7 +63,9 @@ __all__ = [
     "MEMBER",
     "OFFERING",
     "ORGANIZATION",
+    "PROCESS",
     "PROJECT",
+    "SANDBOX",
     "SECRET",
     "SERVICE_ACCOUNT",
     "SSH_KEY",

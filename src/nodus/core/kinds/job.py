@@ -244,8 +244,10 @@ JOB = Kind(
 class AttemptSpec(Model):
     """Which try of a run this is."""
 
-    job: str
-    """The Job's name."""
+    job: str | None = None
+    """The Job's name; unset for a Sandbox's."""
+    sandbox: str | None = None
+    """The Sandbox's name."""
     epoch: int = Field(ge=1)
     """1 for the first try (of its index), and one more for each next."""
     slot: int = Field(default=0, ge=0)
@@ -255,9 +257,9 @@ class AttemptSpec(Model):
     node: str | None = None
     """The host that owns it."""
     state: Literal["Running", "Stopped"] = "Running"
-    """What the Job wants of it."""
+    """What the Job or Sandbox wants of it."""
     stop_reason: str | None = None
-    """Why it is to stop: Cancelled, Suspended, DeadlineExceeded."""
+    """Why it is to stop: Cancelled, Suspended, DeadlineExceeded; of a Sandbox's: Stopped, Idle, MaxLifetime."""
 
 
 class AttemptStatus(Model):
@@ -295,7 +297,7 @@ ATTEMPT = Kind(
     scope="Project",
     spec_model=AttemptSpec,
     status_model=AttemptStatus,
-    summary="One try of a Job's command on one machine.",
+    summary="One try of a Job's command, or one run of a Sandbox, on one machine.",
     columns=(
         NAME,
         PHASE,
@@ -307,7 +309,7 @@ ATTEMPT = Kind(
     ),
     verbs=("get", "list", "watch"),
     subresources=("log",),
-    immutable=("job", "epoch", "slot", "rank"),
+    immutable=("job", "sandbox", "epoch", "slot", "rank"),
     phases={
         "Pending": ("Starting", "Running", "Failed", "Cancelled", "Lost"),
         "Starting": ("Running", "Failed", "Cancelled", "Lost", "Succeeded"),

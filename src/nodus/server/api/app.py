@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, Router
+from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodus._version import __version__
 from nodus.core.errors import Forbidden, NotFound
 from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
-from nodus.server.api import attempt_api, auditing, blobs, discovery, openapi, reading, resources, usage
+from nodus.server.api import attach, attempt_api, auditing, blobs, discovery, openapi, reading, resources, usage
 from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
@@ -43,11 +43,13 @@ class _App:
 
     def __init__(self, services: Services) -> None:
         self.router = Router(routes=_routes(services), redirect_slashes=False)
+        sockets = [WebSocketRoute(attach.PATH, attach.endpoint(services))] if "api" in services.settings.roles else []
+        self._sockets = Router(routes=sockets, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000})
+            await self._sockets(scope, receive, send)
             return
         scope["app"] = self  # makes the router raise instead of answering in plain text
         await self.router(scope, receive, send)

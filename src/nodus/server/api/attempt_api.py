@@ -37,8 +37,8 @@ async def self_(call: Call) -> Response:
         raise NotFound("only a running attempt has a self", fix="`nodus whoami` tells who an API key is.")
     return json_response(
         {
-            "kind": "TrainingJob" if attempt.training_job else "Job",
-            "name": attempt.training_job or attempt.job,
+            "kind": "TrainingJob" if attempt.training_job else "Sandbox" if attempt.sandbox else "Job",
+            "name": attempt.training_job or attempt.sandbox or attempt.job,
             "project": attempt.project,
             "attempt": attempt.name,
             "epoch": attempt.epoch,

@@ -198,12 +198,13 @@ def _attempt_identity(conn: Connection, uid: str) -> AttemptIdentity | None:
         return None
     if ATTEMPT.is_terminal(attempt.status.get("phase")):
         return None
-    job = objects.find(conn, JOB, attempt.project, str(attempt.spec["job"]))
+    job = objects.find(conn, JOB, attempt.project, str(attempt.spec.get("job")))
     return AttemptIdentity(
         uid=uid,
         name=attempt.name,
         project=attempt.project,
-        job=str(attempt.spec["job"]),
+        job=str(attempt.spec.get("job") or ""),
+        sandbox=attempt.spec.get("sandbox"),
         epoch=int(attempt.spec.get("epoch", 1)),
         index=int(attempt.spec.get("slot", 0)),
         training_job=_training_job(attempt, job),

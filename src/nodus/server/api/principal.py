@@ -40,6 +40,8 @@ class AttemptIdentity:
     index: int
     training_job: str | None
     """Name of the TrainingJob the Job was compiled from, if any."""
+    sandbox: str | None = None
+    """Name of the Sandbox that it is a run of, if it is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,19 @@ from typing import Any
 from starlette.responses import Response
 
 from nodus.core.errors import MethodNotAllowed, NotFound
-from nodus.core.kinds import JOB, KINDS, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
-from nodus.server.api import accounts, attempt_api, runlogs, streams, volumes, volumeuploads
+from nodus.core.kinds import JOB, KINDS, PROCESS, SANDBOX, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
+from nodus.server.api import (
+    accounts,
+    attach,
+    attempt_api,
+    processes,
+    runlogs,
+    sandboxfiles,
+    sandboxlogs,
+    streams,
+    volumes,
+    volumeuploads,
+)
 from nodus.server.api.call import Call, kind_of
 
 Schema = Mapping[str, Any]
@@ -131,7 +142,7 @@ def _plain(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitab
 
 _RUNS = (JOB, TRAINING_JOB)
 _TRAINING = (TRAINING_JOB,)
-_LOGGED = tuple(kind for kind in KINDS.values() if "log" in kind.subresources)
+_LOGGED = tuple(kind for kind in KINDS.values() if "log" in kind.subresources and kind not in (SANDBOX, PROCESS))
 _ITEMS: Schema = {
     "type": "object",
     "required": ["items"],
@@ -143,7 +154,49 @@ _PAGE = (
 )
 _PATH = Param("path", "Path of the file in the volume.", required=True)
 
+_FOLLOW = (
+    Param("follow", "Go on until it ends.", "boolean"),
+    Param("tailLines", "Only the last lines.", "integer"),
+    Param("sinceSeconds", "Only what was written in the last seconds.", "integer"),
+    Param("timestamps", "Put its time before each line.", "boolean"),
+)
+_FILE = Param("path", "Absolute path in the sandbox.", required=True)
+_BINARY: Schema = {"type": "string", "format": "binary"}
+
+_SANDBOXES: tuple[Subresource, ...] = (
+    Subresource("processes", "GET", processes.collection, (SANDBOX,), answer=_ITEMS),
+    Subresource("processes", "POST", processes.start, (SANDBOX,), body={"type": "object"}, status=201),
+    Subresource("files", "GET", sandboxfiles.get, (SANDBOX,), answer=None, query=(_FILE,)),
+    Subresource(
+        "files", "PUT", sandboxfiles.put, (SANDBOX,), body=_BINARY, status=201,
+        query=(
+            _FILE, Param("mode", "File mode in octal; that of the file as it is, or 644, when unset."),
+            Param("expectedSHA256", "Write only if the bytes, or the file as it is, have this digest."),
+        ),
+    ),
+    Subresource(
+        "files", "DELETE", sandboxfiles.delete, (SANDBOX,),
+        query=(_FILE, Param("recursive", "A directory with what is in it.", "boolean")),
+    ),
+    Subresource(
+        "log", "GET", sandboxlogs.log, (SANDBOX,), answer=None,
+        query=(*_FOLLOW, Param("process", "A process, by its number.", "integer")),
+    ),
+    Subresource("log", "GET", sandboxlogs.log, (PROCESS,), answer=None, query=_FOLLOW),
+    Subresource(
+        "output", "GET", processes.output, (PROCESS,), answer=None,
+        query=(
+            Param("after", "Begin at this offset, which counts both streams together.", "integer"),
+            Param("stream", "Only stdout, or stderr."), Param("wait", "How long to wait for some, such as 30s."),
+        ),
+    ),
+    Subresource("stdin", "POST", processes.stdin, (PROCESS,), body={"type": "object"}),
+    Subresource("signals", "POST", processes.signals, (PROCESS,), body={"type": "object"}),
+    Subresource("attach", "GET", attach.explain, (PROCESS,), status=101, answer=None),
+)  # fmt: skip
+
 SUBRESOURCES: tuple[Subresource, ...] = (
+    *_SANDBOXES,
     Subresource(
         "log", "GET", runlogs.log, _LOGGED, answer=None,
         query=(

@@ -17,7 +17,9 @@ from nodus.core.kinds import ATTEMPT, JOB, Kind
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.reading import find
 from nodus.server.api.streaming import StreamResponse
+from nodus.server.compute.base import LogPiece
 from nodus.server.compute.local import logstore
+from nodus.server.compute.processes import OutputPiece
 from nodus.server.store import objects
 
 if TYPE_CHECKING:
@@ -31,10 +33,13 @@ FIRST_LOOK_S, NEXT_ATTEMPT_S = 0.05, 1.0
 LINE_LIMIT_BYTES = 64 * 1024
 """Where lines of several indexes are mixed, a longer one is cut."""
 WAITING_CHUNKS = 32
+MEDIA_TYPE = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class _Query:
+class Query:
+    """Which part of a log is asked for."""
+
     follow: bool
     tail_lines: int | None
     since_s: int | None
@@ -44,7 +49,7 @@ class _Query:
     offset_bytes: int | None
 
     @property
-    def whole(self) -> _Query:
+    def whole(self) -> Query:
         """The same without a bound on where it begins: for attempts that begin while one looks on."""
         return replace(self, tail_lines=None, since_s=None, offset_bytes=None)
 
@@ -76,11 +81,7 @@ async def log(call: Call, kind: Kind) -> Response:
     """
     name = checked_name(kind, call.params["name"])
     call.principal.require("get", kind, call.project, name, "log")
-    query = _Query(
-        follow=call.flag("follow"), tail_lines=call.number("tailLines"), since_s=call.number("sinceSeconds"),
-        timestamps=call.flag("timestamps"), attempt=call.query("attempt"), index=call.number("index"),
-        offset_bytes=call.number("offsetBytes"),
-    )  # fmt: skip
+    query = query_of(call)
     if call.number("rank"):
         raise NotFound(f"{kind.singular} {name} has no rank {call.query('rank')}")
     if call.query("process") is not None:
@@ -97,14 +98,23 @@ async def log(call: Call, kind: Kind) -> Response:
         raise NotFound(f"{kind.singular} {name} has no attempt {query.attempt[:60]!r}")
     mixed = state.completions is not None and query.index is None
     body = _mixed(call, kind, name, query) if mixed else _single(call, kind, name, query)
-    return StreamResponse(body, call.services.stopping, "text/plain; charset=utf-8")
+    return StreamResponse(body, call.services.stopping, MEDIA_TYPE)
+
+
+def query_of(call: Call) -> Query:
+    """Which part of a log a call asks for."""
+    return Query(
+        follow=call.flag("follow"), tail_lines=call.number("tailLines"), since_s=call.number("sinceSeconds"),
+        timestamps=call.flag("timestamps"), attempt=call.query("attempt"), index=call.number("index"),
+        offset_bytes=call.number("offsetBytes"),
+    )  # fmt: skip
 
 
 def _which(state: _State) -> str:
     return f"It has 0 to {state.completions - 1}." if state.completions else "It has no completions; leave index out."
 
 
-def _state(conn: Connection, project: str, kind: Kind, name: str, query: _Query) -> _State:
+def _state(conn: Connection, project: str, kind: Kind, name: str, query: Query) -> _State:
     if kind is ATTEMPT:
         attempt = objects.find(conn, ATTEMPT, project, name)
         return _State((_Source(attempt.uid, 0),) if attempt else (), True, None)
@@ -134,7 +144,7 @@ def _ended(attempt: Object) -> bool:
     return ATTEMPT.is_terminal(attempt.status.get("phase"))
 
 
-async def _single(call: Call, kind: Kind, name: str, query: _Query) -> AsyncIterator[bytes]:
+async def _single(call: Call, kind: Kind, name: str, query: Query) -> AsyncIterator[bytes]:
     """The newest attempt's output, then that of each that follows, one after the other."""
     done: set[str] = set()
     first, wait_s = True, FIRST_LOOK_S
@@ -142,7 +152,7 @@ async def _single(call: Call, kind: Kind, name: str, query: _Query) -> AsyncIter
         state = await call.services.store.read(_state, call.project or "", kind, name, query)
         pending = [source.uid for source in state.sources if source.uid not in done]
         for uid in pending[-1:] if first else pending:
-            async for chunk in _attempt_log(call, uid, query if first else query.whole):
+            async for chunk in attempt_log(call, uid, query if first else query.whole):
                 yield chunk
         done.update(source.uid for source in state.sources)
         first = first and not pending
@@ -152,7 +162,7 @@ async def _single(call: Call, kind: Kind, name: str, query: _Query) -> AsyncIter
         await asyncio.sleep(wait_s)
 
 
-async def _mixed(call: Call, kind: Kind, name: str, query: _Query) -> AsyncIterator[bytes]:
+async def _mixed(call: Call, kind: Kind, name: str, query: Query) -> AsyncIterator[bytes]:
     """The lines of every index with the index before them: one index after another, or as they come to who follows."""
     state = await call.services.store.read(_state, call.project or "", kind, name, query)
     if not query.follow:
@@ -184,7 +194,7 @@ def _newest(state: _State) -> list[_Source]:
     return sorted({source.index: source for source in state.sources}.values(), key=lambda source: source.index)
 
 
-def _pump(call: Call, source: _Source, query: _Query, queue: asyncio.Queue[bytes]) -> asyncio.Task[None]:
+def _pump(call: Call, source: _Source, query: Query, queue: asyncio.Queue[bytes]) -> asyncio.Task[None]:
     async def pump() -> None:
         async for lines in _prefixed(call, source, query):
             await queue.put(lines)
@@ -209,10 +219,10 @@ async def _for_a_while(queue: asyncio.Queue[bytes], pumps: set[asyncio.Task[None
             continue
 
 
-async def _prefixed(call: Call, source: _Source, query: _Query) -> AsyncIterator[bytes]:
+async def _prefixed(call: Call, source: _Source, query: Query) -> AsyncIterator[bytes]:
     """Whole lines of an attempt, each with its index before it."""
     prefix, rest = b"[%d] " % source.index, b""
-    async for chunk in _attempt_log(call, source.uid, query):
+    async for chunk in attempt_log(call, source.uid, query):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LINE_LIMIT_BYTES:
             lines, rest = [*lines, rest], b""
@@ -222,17 +232,32 @@ async def _prefixed(call: Call, source: _Source, query: _Query) -> AsyncIterator
         yield prefix + rest + b"\n"
 
 
-async def _attempt_log(call: Call, uid: str, query: _Query) -> AsyncIterator[bytes]:
+async def attempt_log(call: Call, uid: str, query: Query) -> AsyncIterator[bytes]:
+    """What an attempt wrote, as the query asks for it; with ``follow`` until it ended."""
     backend = call.services.backend
     directory = backend.log_directory(uid)
+    offset = await first_offset(call, directory, query)
+    async for chunk in rendered(directory, backend.read_log(uid, offset, follow=query.follow), query):
+        yield chunk
+
+
+async def first_offset(call: Call, directory: Path, query: Query) -> int:
+    """Where the part of a log begins that is asked for."""
     offset = query.offset_bytes or 0
     if query.since_s is not None:
         since_ns = int(call.services.clock.now().timestamp() * 1e9) - query.since_s * 10**9
         offset = max(offset, await asyncio.to_thread(logstore.since_offset, directory, since_ns))
     if query.tail_lines is not None:
         offset = max(offset, await asyncio.to_thread(logstore.tail_offset, directory, query.tail_lines))
+    return offset
+
+
+async def rendered(
+    directory: Path, pieces: AsyncIterator[LogPiece] | AsyncIterator[OutputPiece], query: Query
+) -> AsyncIterator[bytes]:
+    """Stretches of output as they are shown: gaps in words and, where asked for, the time before each line."""
     stamper = _Stamper(directory) if query.timestamps else None
-    async for piece in backend.read_log(uid, offset, follow=query.follow):
+    async for piece in pieces:
         if piece.dropped:
             yield f"[nodus: {piece.dropped} bytes of output were dropped here]\n".encode()
         elif stamper is None:

@@ -17,6 +17,7 @@ from nodus.server.controllers.attempt import AttemptController
 from nodus.server.controllers.job import JobController
 from nodus.server.controllers.lookups import Lookups
 from nodus.server.controllers.runtime import Controller, Manager
+from nodus.server.controllers.sandbox import SandboxController
 from nodus.server.store import nodes, objects
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     lookups = Lookups(services)
     attempts = AttemptController(services.store, backend, lookups, node, services.clock)
     jobs = JobController(node, backend, services.clock, services.store, lookups)
-    controllers: list[Controller[Any]] = [jobs, attempts, *others]
+    sandboxes = SandboxController(node, backend)
+    controllers: list[Controller[Any]] = [jobs, attempts, sandboxes, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)
     services.manager = manager
     attempts.wake = lambda uid: manager.wake("Attempt", uid)
@@ -78,7 +80,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(_forever("controllers", manager.run)),
-            group.create_task(_forever("members", lambda: _follow_members(backend, manager))),
+            group.create_task(_forever("members", lambda: _follow_members(backend, manager, sandboxes))),
             group.create_task(_forever("heartbeat", lambda: _heartbeat(services, node))),
             group.create_task(_warm(backend)),
         ]
@@ -107,9 +109,11 @@ async def _warm(backend: LocalBackend) -> None:
         log.exception("no process could be started; the next attempt tries again")
 
 
-async def _follow_members(backend: LocalBackend, manager: Manager) -> None:
+async def _follow_members(backend: LocalBackend, manager: Manager, sandboxes: SandboxController) -> None:
     async for key in backend.events():
         manager.wake("Attempt", key)
+        if (sandbox := sandboxes.sandbox_of(key)) is not None:
+            manager.wake("Sandbox", sandbox)  # one of its processes ended
 
 
 async def _heartbeat(services: Services, node: str) -> None:

@@ -12,10 +12,19 @@ from nodus.server.kinds.base import Admission, Draft
 @cache
 def _registry() -> dict[str, Admission[Any]]:
     """Admission by kind name. Kinds without rules of their own get the plain one."""
-    from nodus.server.kinds import environment, identity, job, organization, storage, trainingjob, trainingruntime
+    from nodus.server.kinds import (
+        environment,
+        identity,
+        job,
+        organization,
+        sandbox,
+        storage,
+        trainingjob,
+        trainingruntime,
+    )
 
     found: dict[str, Admission[Any]] = {}
-    for module in (organization, identity, storage, environment, trainingruntime, trainingjob, job):
+    for module in (organization, identity, storage, environment, trainingruntime, trainingjob, job, sandbox):
         for admission in module.ADMISSIONS:
             found[admission.kind.name] = admission
     for kind in KINDS.values():

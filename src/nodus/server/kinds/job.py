@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.errors import SecretValueInEnv, Unsupported
 from nodus.core.kinds import JOB
 from nodus.core.kinds.job import JobSpec
 from nodus.server import accelerators
@@ -42,12 +41,12 @@ class JobAdmission(Admission[JobSpec]):
             shapes = lookups.shapes(conn)
             pinned = _check_new(conn, services, found, spec)
             jobrules.check_offerings(found, spec, [shape.name for shape in shapes])
-            _raise(found)
+            jobrules.raise_found(found)
             if not draft.causes:
                 draft.status = {"phase": "Queued", "estimate": estimate(spec, shapes, now)}
                 draft.status |= {"pinned": pinned} if pinned else {}
             return
-        _raise(found)
+        jobrules.raise_found(found)
 
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: JobSpec) -> dict[str, Any]:
         """Where a run would go, what keeps it from starting, and that it costs nothing on one's own machine."""
@@ -64,7 +63,7 @@ def _check_new(conn: Connection, services: Services, found: jobrules.Findings, s
     jobrules.check_command(found, spec)
     jobrules.check_unbuilt(found, spec)
     jobrules.check_distributed(found, spec.distributed, gpu_count(spec))
-    jobrules.check_env(conn, found, spec)
+    jobrules.check_env(conn, found, spec.env, spec.secrets, gang=spec.distributed is not None)
     jobrules.check_paths(found, spec)
     jobrules.check_inputs(conn, services, found, spec)
     if spec.resources is not None:
@@ -75,30 +74,6 @@ def _check_new(conn: Connection, services: Services, found: jobrules.Findings, s
             found.refuse("spec.resources.nodes", "this installation has one machine; leave it out")
     revisions = jobrules.pin_volumes(conn, found, spec)
     return {"volumes": revisions} if revisions else {}
-
-
-def _raise(found: jobrules.Findings) -> None:
-    """Raise for what is not built, or leaks, where nothing else is wrong; else let it be told with the mistakes."""
-    draft = found.draft
-    if draft.causes:
-        draft.causes.extend([*found.unsupported, *found.leaks])
-        return
-    details = {"name": draft.name or "", "group": "nodus.dev", "kind": draft.kind.plural}
-    if found.unsupported:
-        told = "; ".join(f"{cause.field}: {cause.message}" for cause in found.unsupported[:3])
-        raise Unsupported(
-            f"this installation can't run the Job: {told}",
-            fix="Change the fields listed and send it again.",
-            details=details,
-            causes=[*found.unsupported, *found.leaks],
-        )
-    if found.leaks:
-        raise SecretValueInEnv(
-            "; ".join(f"{cause.field}: {cause.message}" for cause in found.leaks[:3]),
-            fix="Store it: `nodus create secret NAME --from-literal KEY=VALUE`, and name the secret in spec.secrets.",
-            details=details,
-            causes=found.leaks,
-        )
 
 
 def _check_state(draft: Draft, old: Object, spec: JobSpec) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from nodus.core.clock import parse_rfc3339
 from nodus.core.durations import parse_duration
-from nodus.core.errors import Cause
+from nodus.core.errors import Cause, SecretValueInEnv, Unsupported
 from nodus.core.kinds import SECRET, VOLUME
 from nodus.core.kinds.job import JobSpec
 from nodus.server.store import objects, secret_values, volumes
@@ -23,7 +23,7 @@ from nodus.server.training.resources import quantity
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from nodus.core.kinds.resources import Distributed, VolumeMount
+    from nodus.core.kinds.resources import Distributed, EnvVar, SecretRef, VolumeMount
     from nodus.server.kinds.base import Draft
     from nodus.server.services import Services
     from nodus.server.store.objects import Object
@@ -69,6 +69,35 @@ class Findings:
     def refuse(self, path: str, message: str) -> None:
         """Note something that is not built here."""
         self.unsupported.append(Cause(path, "FieldValueNotSupported", message))
+
+
+def raise_found(found: Findings) -> None:
+    """Raise for what is not built, or leaks, where nothing else is wrong; else let it be told with the mistakes.
+
+    Raises:
+        Unsupported: Something is not built here; each field is a cause.
+        SecretValueInEnv: A plain variable holds what looks like a credential.
+    """
+    draft = found.draft
+    if draft.causes:
+        draft.causes.extend([*found.unsupported, *found.leaks])
+        return
+    details = {"name": draft.name or "", "group": "nodus.dev", "kind": draft.kind.plural}
+    if found.unsupported:
+        told = "; ".join(f"{cause.field}: {cause.message}" for cause in found.unsupported[:3])
+        raise Unsupported(
+            f"this installation can't run the {draft.kind.name}: {told}",
+            fix="Change the fields listed and send it again.",
+            details=details,
+            causes=[*found.unsupported, *found.leaks],
+        )
+    if found.leaks:
+        raise SecretValueInEnv(
+            "; ".join(f"{cause.field}: {cause.message}" for cause in found.leaks[:3]),
+            fix="Store it: `nodus create secret NAME --from-literal KEY=VALUE`, and name the secret in spec.secrets.",
+            details=details,
+            causes=found.leaks,
+        )
 
 
 def check_unbuilt(found: Findings, spec: JobSpec) -> None:
@@ -158,20 +187,30 @@ def check_distributed(found: Findings, gang: Distributed | None, gpus: int) -> N
             found.refuse(f"{path}.{alias}", "bounds the assembly of several nodes; this installation has one")
 
 
-def check_env(conn: Connection, found: Findings, spec: JobSpec) -> None:
-    """Check variables and every Secret that they or ``spec.secrets`` refer to, down to key and version."""
+def check_env(
+    conn: Connection, found: Findings, env: Sequence[EnvVar], secrets: Sequence[SecretRef], *, gang: bool = False
+) -> None:
+    """Check variables and every Secret that they or ``spec.secrets`` refer to, down to key and version.
+
+    Args:
+        conn: A read transaction.
+        found: Where mistakes go.
+        env: ``spec.env``.
+        secrets: ``spec.secrets``.
+        gang: Whether Nodus also sets the variables of a distributed Job.
+    """
     seen: set[str] = set()
-    for number, variable in enumerate(spec.env):
+    for number, variable in enumerate(env):
         path = f"spec.env[{number}]"
         if (variable.value is None) == (variable.value_from is None):
             found.reject(path, "needs exactly one of value and valueFrom")
         if variable.name in seen:
             found.reject(f"{path}.name", f"{variable.name} is set twice")
         seen.add(variable.name)
-        if variable.name.startswith("NODUS_") or (spec.distributed and GANG_VARIABLES.fullmatch(variable.name)):
+        if variable.name.startswith("NODUS_") or (gang and GANG_VARIABLES.fullmatch(variable.name)):
             found.reject(f"{path}.name", f"{variable.name} is one of those that Nodus sets; use another name")
         if variable.value is not None and _CREDENTIAL.fullmatch(variable.value.strip()):
-            message = f"the value of {variable.name} looks like a credential, and everybody who reads the Job sees it"
+            message = f"the value of {variable.name} looks like a credential, and everybody who reads it sees it"
             found.leaks.append(Cause(f"{path}.value", "FieldValueForbidden", message))
         if variable.value_from is not None:
             reference = variable.value_from.secret_key_ref
@@ -182,7 +221,7 @@ def check_env(conn: Connection, found: Findings, spec: JobSpec) -> None:
                 found.reject(
                     f"{path}.valueFrom.secretKeyRef.key", f"{reference.name} has no {reference.key!r}: {there}"
                 )
-    for number, given in enumerate(spec.secrets):
+    for number, given in enumerate(secrets):
         secret = _secret(conn, found, f"spec.secrets[{number}].name", given.name)
         if secret is not None and given.version is not None:
             known = [version for version, _ in secret_values.versions(conn, secret.uid)]

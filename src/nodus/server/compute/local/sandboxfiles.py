@@ -273,7 +273,7 @@ def _entry(line: bytes) -> FileEntry:
             str(found["name"]),
             _TYPES.get(found.get("type"), "other"),
             int(found.get("size") or 0),
-            str(found.get("mode") or "")[:8],
+            f"{int(str(found.get('mode') or '0'), 8) & 0o7777:04o}",
             str(found.get("modTime") or "")[:32],
             None if target is None else str(target),
             bool(found.get("toDirectory")),
