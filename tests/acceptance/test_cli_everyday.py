@@ -113,6 +113,8 @@ def test_a_terminal_gets_colours_and_a_pipe_none(machine: Machine, tmp_path: Pat
     assert "\x1b[31merror:\x1b[0m unknown command" in on_terminal(machine, "nope")
     assert "\x1b" not in on_terminal(machine, "nope", NO_COLOR="1")
     assert "\x1b" not in on_terminal(machine, "nope", TERM="dumb")
+    assert "\x1b[32mReady" in on_terminal(machine, "get", "environments", "-n", "nodus")
+    assert "\x1b" not in machine.ok("get", "environments", "-n", "nodus")
     path = job(tmp_path, "ev-colours")
     assert "\x1b[32m+kind: Job\x1b[0m" in on_terminal(machine, "diff", "-f", path)
     assert "\x1b" not in machine.run("diff", "-f", path).stdout + machine.fails("nope", code=2)

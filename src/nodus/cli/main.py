@@ -83,6 +83,18 @@ ELSEWHERE: dict[str, str] = {
     "annotate": "labels:annotate",
     **{name: f"state:{name}_command" for name in ("cancel", "suspend", "resume", "stop", "start")},
 }
+# Other spellings of commands.
+ALIASES: dict[str, str] = {"vol": "volume"}
+# Commands of the hosted product that this release has no server for.
+NOT_YET: dict[str, str] = {
+    "agentrun": "agents",
+    "inference": "hosted inference",
+    "billing": "billing",
+    "pool": "pools",
+    "deploy": "apps and functions",
+    "serve": "apps and functions",
+    "ssh": "workspaces",
+}
 
 
 class LazyGroup(Group):
@@ -94,6 +106,7 @@ class LazyGroup(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, or None."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = ELSEWHERE.get(cmd_name, cmd_name.replace("-", "_")).partition(":")
@@ -118,8 +131,11 @@ class LazyGroup(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; an unknown one is answered with the closest name."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise unknown_command(ctx, args[0], COMMANDS)
+        name = args[0] if args else ""
+        if name in NOT_YET:
+            raise click.UsageError(f"{name!r} is not part of this release: it has no {NOT_YET[name]} yet.", ctx)
+        if args and name not in (*COMMANDS, *ALIASES) and not name.startswith("-"):
+            raise unknown_command(ctx, name, COMMANDS)
         return super().resolve_command(ctx, args)
 
 
@@ -180,6 +196,9 @@ def main(argv: list[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"error: {where}{error.strerror or error}")
         return 1
+    finally:  # an interrupted transfer leaves no bar, and no hidden cursor
+        if "nodus.cli.progress" in sys.modules:
+            sys.modules["nodus.cli.progress"].clear()
 
 
 def _wrong_usage(error: click.UsageError) -> int:

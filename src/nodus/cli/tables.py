@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodus.cli.colour import visible
+from nodus.cli.colour import paint, visible
 
 GAP = 3
+PHASE_STYLES = {
+    "Running": "cyan",
+    "Ready": "green",
+    "Succeeded": "green",
+    "Failed": "red",
+    "Lost": "red",
+    "Suspended": "yellow",
+    "Cancelled": "yellow",
+}
 
 
 @dataclass(slots=True)
@@ -72,6 +82,11 @@ class TablePrinter:
 
     def _line(self, row: Sequence[str]) -> str:
         padded = [cell.ljust(width + GAP) for cell, width in zip(row, self._widths, strict=False)]
+        if "PHASE" in self._names and row is not self._names:
+            place = self._names.index("PHASE")
+            style = PHASE_STYLES.get(row[place]) if place < len(row) else None
+            if style is not None:
+                padded[place] = paint(padded[place], style, sys.stdout)
         return "".join(padded).rstrip()
 
 

@@ -235,3 +235,26 @@ def test_control_characters_of_others_do_not_reach_the_terminal(run: Run, server
     assert run("get", "jobs")[1] == "NAME\nx\\x1b[2Jy\n"
     server.script = lambda asked: status("BadRequest", 400, name)
     assert "\x1b" not in run("get", "jobs")[2]
+
+
+def test_patch_in_its_forms(run: Run, server: FakeServer) -> None:
+    change = '{"spec":{"timeout":"9m"}}'
+    assert run("patch", "job/running", "-p", change, "--dry-run=client", "-o", "yaml")[1].count("timeout: 9m") == 1
+    operations = '[{"op":"remove","path":"/spec/timeout"}]'
+    assert (
+        "timeout"
+        not in run("patch", "job/running", "--type=json", "--patch", operations, "--dry-run=client", "-o", "yaml")[1]
+    )
+    assert writes(server) == []
+    assert run("patch", "job/running", "--patch", change, "--dry-run")[1] == "job/running patched (server dry run)\n"
+    assert run("patch", "job/running", "-p", "default", "-p", change)[1] == "job/running patched\n"
+    assert [asked.query.get("dryRun") for asked in server.asked if asked.method == "PATCH"] == ["All", None]
+    assert run("patch", "job/running", "--type=json", "--patch", '[{"op":"remove"}]', "--dry-run=client")[0] == 1
+
+
+def test_other_spellings_and_what_is_not_here_yet(run: Run) -> None:
+    assert "Put files into volumes" in run("vol", "--help")[1]
+    code, _, err = run("inference", "chat", "hello")
+    assert code == 2 and err.startswith(
+        "error: 'inference' is not part of this release: it has no hosted inference yet."
+    )

@@ -141,7 +141,7 @@ def test_error_of_this_machine_does_not_blame_the_server() -> None:
 
 
 def test_missing_key_says_how_to_get_one() -> None:
-    assert "nodus login --with-token" in error_lines(errors.Unauthorized("no key"))[1]
+    assert "nodus login" in error_lines(errors.Unauthorized("no key"))[1]
 
 
 def test_printed_names_are_taken_as_arguments() -> None:
@@ -222,7 +222,7 @@ def test_missing_manifest_is_wrong_usage() -> None:
                 "blockingReasons": [{"code": "NoGPU", "message": "no H100 here"}],
                 "warnings": [{"code": "Slow", "message": "slow"}],
             },
-            "job/x (dry run) · 2 nodes × 8 GPUs · est. $0.50–0.80 · starts in ~1m–2m · gang hold $4.00 · "
+            "job/x (dry run) · 2 nodes × 8 GPUs · est. $0.50–0.80 · starts in ~1m–2m (cold) · gang hold $4.00 · "
             "blocked: no H100 here · slow",
         ),
         (

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from nodus.cli.connection import CONTEXT_OPTION, ORG_OPTION, VERBOSE_OPTION, given_options
-from nodus.cli.formats import check_format, print_object
-from nodus.cli.options import objects_argument
+from nodus.cli.options import did, dry_run_option, objects_argument, output_option, print_results
 from nodus.cli.session import Session
 from nodus.cli.targets import parse_target
+from nodus.core.patches import json_patch, merge_patch
 
 
 @click.command()
@@ -35,8 +35,8 @@ from nodus.cli.targets import parse_target
     show_default=True,
     help="merge: an object with the fields to change; json: a list of operations.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would come of it.")
-@click.option("-o", "--output", metavar="json|yaml|name", help="Print the object.")
+@dry_run_option("Only say what would come of it; `client` sends nothing.")
+@output_option("json", "yaml", "name")
 @CONTEXT_OPTION
 @ORG_OPTION
 @VERBOSE_OPTION
@@ -47,7 +47,7 @@ def command(
     patch: str | None,
     projects: tuple[str, ...],
     form: str,
-    dry_run: bool,
+    dry_run: str,
     output: str | None,
     context: str | None,
     org: str | None,
@@ -61,7 +61,6 @@ def command(
       nodus patch tj/my-grpo --patch '{"spec":{"state":"Suspended"}}'
       nodus patch tj/my-grpo --type json --patch '[{"op":"replace","path":"/spec/state","value":"Running"}]'
     """
-    check_format(output, ("json", "yaml", "name"))
     project = None
     for value in projects:
         if value.lstrip()[:1] in ("{", "["):
@@ -73,14 +72,18 @@ def command(
     session = Session(given_options(ctx, context, project, org, verbose))
     target = parse_target(session, what)
     name = str(target.name)
-    session.run(session.get(target.kind, name, project=target.project))
-    changed = session.run(
-        session.resources.patch(target.kind, name, _decode(patch, form), project=target.project, dry_run=dry_run)
-    )
-    if output is not None:
-        print_object(changed, output)
+    change = _decode(patch, form)
+    found = session.run(session.get(target.kind, name, project=target.project))
+    if dry_run == "client":
+        changed = json_patch(found, change) if form == "json" else merge_patch(found, change)
     else:
-        print(f"{target.kind.singular}/{name} patched{' (server dry run)' if dry_run else ''}")
+        changed = session.run(
+            session.resources.patch(target.kind, name, change, project=target.project, dry_run=dry_run == "server")
+        )
+    if output is not None:
+        print_results([changed], output, dry_run)
+    else:
+        print(f"{target.kind.singular}/{name} {did('patched', dry_run)}")
 
 
 def _decode(patch: str, form: str) -> Any:
