@@ -1,0 +1,76 @@
+"""The published client in an environment of its own, installed once a machine and used as a black box.
+
+It is kept in the user's cache directory, never in this repository: nothing of it is imported, read or copied here.
+``NODUS_PUBLISHED_CLIENT`` names an environment that is there already.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+VERSION = "1.0.32"
+REQUIREMENT = f"nodus-compute=={VERSION}"
+# Read before the tests move HOME and clear what begins with NODUS_: pip needs the user's configuration.
+_GIVEN = os.environ.get("NODUS_PUBLISHED_CLIENT")
+_USER = dict(os.environ)
+_NO_NETWORK = (
+    "NewConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "Temporary failure in name resolution",
+    "Network is unreachable", "ProxyError", "Could not fetch URL", "No route to host",
+)  # fmt: skip
+
+
+class Unreachable(Exception):
+    """The package index can't be reached; the text is pip's."""
+
+
+def cache() -> Path:
+    """Where the environment is kept."""
+    base = _USER.get("XDG_CACHE_HOME") or Path(_USER.get("HOME") or Path.home()) / ".cache"
+    return Path(base) / "nodus-tests"
+
+
+def environment() -> Path:
+    """Return the directory of an environment that holds the published client, making it where there is none.
+
+    Raises:
+        Unreachable: When it has to be installed and the package index can't be reached.
+    """
+    if _GIVEN:
+        return Path(_GIVEN)
+    home = cache() / f"published-{VERSION}-python{sys.version_info.major}.{sys.version_info.minor}"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with home.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of the tests install it once
+        if not (home / ".ready").exists():
+            shutil.rmtree(home, ignore_errors=True)
+            _run(sys.executable, "-m", "venv", str(home))
+            _run(str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", REQUIREMENT)
+            (home / ".ready").touch()
+    return home
+
+
+def install(environment: Path, requirement: str) -> None:
+    """Add a package that a reward imports, unless it is there.
+
+    Raises:
+        Unreachable: When the package index can't be reached.
+    """
+    python = str(environment / "bin" / "python")
+    name = requirement.partition("==")[0]
+    there = subprocess.run([python, "-m", "pip", "show", "--quiet", name], env=_USER, capture_output=True, check=False)
+    if there.returncode:
+        _run(python, "-m", "pip", "install", "--quiet", requirement)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, env=_USER, capture_output=True, text=True, timeout=240, check=False)
+    if done.returncode == 0:
+        return
+    if any(word in done.stderr for word in _NO_NETWORK):
+        raise Unreachable(done.stderr.strip()[-500:])
+    raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
