@@ -148,14 +148,36 @@ COMMAND_LINE: dict[str, set[str]] = {
     },
     "volume": set(),
     "secret": set(),
-    "login": {"--with-token", "--api-url"},
+    "login": {
+        "--device",
+        "--with-token",
+        "--api-url",
+        "--console-url",
+        "--no-browser",
+        "--certificate-authority",
+    },
+    "logout": set(),
+    "config": set(),
+    "admin": set(),
     "auth": set(),
     "whoami": {"--output", "-o"},
     "api-resources": set(),
     "explain": {"--recursive", "--output", "-o"},
 }
 CONNECTION = {"--context", "--org", "--project", "-p", "--namespace", "-n", "--verbose", "-v"}
-WITHOUT_CONNECTION = {"up", "down", "status", "doctor", "login", "volume", "secret", "auth", "completion"}
+WITHOUT_CONNECTION = {
+    "up",
+    "down",
+    "status",
+    "doctor",
+    "login",
+    "volume",
+    "secret",
+    "auth",
+    "completion",
+    "config",
+    "admin",
+}
 
 
 def flags(command: click.Command) -> set[str]:

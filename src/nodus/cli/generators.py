@@ -54,6 +54,7 @@ class Generator:
 
 _COST = Flag("max-cost", "maxCostUSD", "Most it may cost, in dollars.", "USD")
 _AGENT = Flag("agent", "agent", "The Agent; of this project, or a template of project nodus.", "NAME", required=True)
+_ROLES = click.Choice(["Owner", "Admin", "Developer", "Viewer"], case_sensitive=False)
 _MODES = click.Choice(["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"])
 
 GENERATORS: tuple[Generator, ...] = (
@@ -71,6 +72,26 @@ GENERATORS: tuple[Generator, ...] = (
         "Create a project.",
         "nodus create project research --description 'Reward models'",
         (Flag("description", "description", "For people."),),
+    ),
+    Generator(
+        "Member",
+        "Create a member; `nodus admin login-link` lets them log in.",
+        "nodus create member ada --role Developer --email ada@example.com --in-project research",
+        (
+            Flag("role", "role", "What they may do; Developer when unset.", "|".join(_ROLES.choices), _ROLES),
+            Flag("email", "email", "For people; nothing is sent to it.", "ADDRESS"),
+            Flag("display-name", "displayName", "For people."),
+            Flag("in-project", "projects", "Project they reach; repeatable, all when unset.", "NAME", multiple=True),
+        ),
+    ),
+    Generator(
+        "ServiceAccount",
+        "Create an account for a program; `nodus create token` makes its keys.",
+        "nodus create serviceaccount nightly --scope trainingjobs:read --scope trainingjobs:write",
+        (
+            Flag("scope", "scopes", "What its keys may do at most; repeatable.", "SCOPE", multiple=True),
+            Flag("description", "description", "For people."),
+        ),
     ),
     Generator(
         "Sandbox",

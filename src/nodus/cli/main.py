@@ -65,9 +65,12 @@ SECTIONS: dict[str, dict[str, str]] = {
         "secret": "Create secrets from literals and files.",
     },
     "Keys and settings": {
-        "login": "Save a key of a server.",
+        "login": "Log in to a server.",
+        "logout": "Log out: revokes the key that the login made and takes its context away.",
         "auth": "Print credentials and permissions.",
-        "whoami": "Show whose key is in use.",
+        "whoami": "Show whose key is in use, and where.",
+        "config": "Show and change the contexts in ~/.nodus/config.",
+        "admin": "Look after a server: bring people in, change its master key.",
     },
     "Help": {
         "api-resources": "List the kinds of objects the server has.",

@@ -7,10 +7,12 @@ from nodus.client.http import ConnectionFailed
 from nodus.core.errors import NodusError
 
 _FIXES = {
-    "Unauthorized": "Log in: `nodus login --with-token`, or set NODUS_API_KEY. On the server's machine: `nodus up`.",
+    "Unauthorized": "Log in: `nodus login`, or set NODUS_API_KEY. On the server's machine: `nodus up`.",
 }
 # Raised on this machine: no server said so.
-_LOCAL_REASONS = frozenset({"ServerNotStarted", "AlreadyRunning", "ServerNotStopped", "SHA256Mismatch", "JobFailed"})
+_LOCAL_REASONS = frozenset(
+    {"ServerNotStarted", "AlreadyRunning", "ServerNotStopped", "RotationRefused", "SHA256Mismatch", "JobFailed"}
+)
 
 
 def error_lines(error: NodusError) -> list[str]:

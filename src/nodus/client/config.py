@@ -19,6 +19,7 @@ from nodus.core.errors import NodusError
 DEFAULT_URL = "http://127.0.0.1:8080"
 RUNTIME_SOCKET = "/run/nodus/api.sock"
 DATA_DIR_EXTENSION = "nodus.dev/data-dir"
+ORG_EXTENSION = "nodus.dev/org"
 
 
 class ConfigError(NodusError):
@@ -79,7 +80,7 @@ def load_config(path: Path) -> dict[str, Any]:
     except ValueError:
         content = _load_yaml(path, text)
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no mapping", fix="Move it away; `nodus login --with-token` writes a new one.")
+        raise ConfigError(f"{path} holds no mapping", fix="Move it away; `nodus login` writes a new one.")
     return content
 
 
@@ -112,6 +113,8 @@ def resolve(
     url = url or env.get("NODUS_API_URL") or env.get("NODUS_BASE_URL") or None
     api_key = api_key or env.get("NODUS_API_KEY") or None
     project = project or env.get("NODUS_PROJECT") or None
+    if wanted is None and api_key is None:
+        wanted = context_of(path, org, must=True) or context_of(path, env.get("NODUS_ORG"), must=False)
     org = org or env.get("NODUS_ORG") or None
     socket = _runtime_socket(env) if url is None and api_key is None and wanted is None else None
     if socket is not None:
@@ -126,6 +129,26 @@ def resolve(
         org=org or found.org,
         certificate_authority=found.certificate_authority,
     )
+
+
+def context_of(path: Path, org: str | None, *, must: bool) -> str | None:
+    """Return the context of an organization: the current one if it is that, else the first.
+
+    Raises:
+        ConfigError: There is none and there must be one.
+    """
+    if not org:
+        return None
+    content = load_config(path)
+    known = {str(item.get("name")): _org(item.get("context") or {}) for item in content.get("contexts") or []}
+    names = [name for name, of in known.items() if of == org]
+    if names:
+        current = content.get("current-context")
+        return str(current) if current in names else names[0]
+    if must:
+        orgs = ", ".join(sorted({of for of in known.values() if of})) or "none"
+        raise ConfigError(f"no context of {path} is of organization {org!r}", fix=f"Organizations there: {orgs}.")
+    return None
 
 
 def _runtime_socket(env: Mapping[str, str]) -> str | None:
@@ -150,20 +173,20 @@ class _Context:
         name = wanted or content.get("current-context")
         if not name:
             return cls()
-        entry = _named(content, "contexts", "context", name)
+        entry = named(content, "contexts", "context", name)
         if entry is None:
             if wanted is None:
                 return cls()
             known = ", ".join(sorted(str(item.get("name")) for item in content.get("contexts") or [])) or "none"
             raise ConfigError(f"there is no context {wanted!r} in {path}", fix=f"Contexts there: {known}.")
-        cluster = _named(content, "clusters", "cluster", entry.get("cluster")) or {}
+        cluster = named(content, "clusters", "cluster", entry.get("cluster")) or {}
         return cls(
             name=name,
             server=cluster.get("server"),
             project=entry.get("namespace"),
             org=_org(entry),
             certificate_authority=cluster.get("certificate-authority"),
-            user=_named(content, "users", "user", entry.get("user")),
+            user=named(content, "users", "user", entry.get("user")),
         )
 
     def api_key(self, path: Path, env: Mapping[str, str]) -> str | None:
@@ -176,7 +199,8 @@ class _Context:
         return user.get("token") or _exec_plugin(user.get("exec"), env)
 
 
-def _named(content: Mapping[str, Any], plural: str, singular: str, name: object) -> dict[str, Any] | None:
+def named(content: Mapping[str, Any], plural: str, singular: str, name: object) -> dict[str, Any] | None:
+    """Return the entry of that name in one of a kubeconfig's lists, or None."""
     for item in content.get(plural) or []:
         if isinstance(item, Mapping) and item.get("name") == name:
             value = item.get(singular)
@@ -184,12 +208,18 @@ def _named(content: Mapping[str, Any], plural: str, singular: str, name: object)
     return None
 
 
-def _org(context: Mapping[str, Any]) -> str | None:
+def extension_of(context: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an extension of a context; empty where it has none of that name."""
     for item in context.get("extensions") or []:
-        if item.get("name") == "nodus.dev/org":
-            org = (item.get("extension") or {}).get("org")
-            return str(org) if org else None
-    return None
+        if isinstance(item, Mapping) and item.get("name") == name:
+            found = item.get("extension")
+            return dict(found) if isinstance(found, Mapping) else {}
+    return {}
+
+
+def _org(context: Mapping[str, Any]) -> str | None:
+    org = extension_of(context, ORG_EXTENSION).get("org")
+    return str(org) if org else None
 
 
 def _exec_plugin(plugin: Mapping[str, Any] | None, env: Mapping[str, str]) -> str | None:
@@ -225,7 +255,7 @@ def read_credentials(config: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be read: {error}", fix="Run `nodus login --with-token`.") from error
+        raise ConfigError(f"{path} can't be read: {error}", fix="Run `nodus login`.") from error
     return {str(name): str(key) for name, key in content.items()} if isinstance(content, dict) else {}
 
 
@@ -239,6 +269,8 @@ def save_context(
     project: str = "default",
     data_dir: Path | None = None,
     make_current: bool = False,
+    key_name: str | None = None,
+    certificate_authority: str | None = None,
 ) -> None:
     """Write a context and its key; other contexts stay as they are.
 
@@ -253,6 +285,8 @@ def save_context(
         project: The context's project.
         data_dir: Set for a server on this machine, so that its next start finds its key again.
         make_current: Use the context from now on; otherwise it becomes current only where none is.
+        key_name: Name of the APIKey where this login made it, so that ``nodus logout`` revokes it.
+        certificate_authority: PEM file to trust for the server, beside the system's.
     """
     content = load_config(path)
     cluster = url.split("://", 1)[-1]
@@ -260,9 +294,7 @@ def save_context(
     content.setdefault("kind", "Config")
     if make_current or not content.get("current-context"):
         content["current-context"] = name
-    extensions: list[dict[str, Any]] = [{"name": "nodus.dev/org", "extension": {"org": org}}]
-    if data_dir is not None:
-        extensions.append({"name": DATA_DIR_EXTENSION, "extension": {"path": str(data_dir)}})
+    extensions = _extensions(named(content, "contexts", "context", name), org, key_name, data_dir)
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": "nodus",
@@ -270,15 +302,28 @@ def save_context(
         "interactiveMode": "Never",
         "provideClusterInfo": False,
     }
-    _put(content, "clusters", {"name": cluster, "cluster": {"server": url}})
+    known = named(content, "clusters", "cluster", cluster) or {}
+    authority = {"certificate-authority": certificate_authority} if certificate_authority else {}
+    put(content, "clusters", {"name": cluster, "cluster": known | {"server": url} | authority})
     context = {"cluster": cluster, "user": name, "namespace": project, "extensions": extensions}
-    _put(content, "contexts", {"name": name, "context": context})
-    _put(content, "users", {"name": name, "user": {"exec": plugin}})
+    put(content, "contexts", {"name": name, "context": context})
+    put(content, "users", {"name": name, "user": {"exec": plugin}})
     credentials = read_credentials(path) | {name: api_key}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # The key first: a context without its key would be worse than a key nobody names yet.
-    _write_private(credentials_path(path), credentials)
-    _write_private(path, content)
+    write_private(credentials_path(path), credentials)
+    write_private(path, content)
+
+
+def _extensions(
+    before: Mapping[str, Any] | None, org: str, key_name: str | None, data_dir: Path | None
+) -> list[dict[str, Any]]:
+    """The extensions of a context; those of before that say something else stay."""
+    fresh: dict[str, dict[str, Any]] = {ORG_EXTENSION: {"org": org} | ({"key": key_name} if key_name else {})}
+    if data_dir is not None:
+        fresh[DATA_DIR_EXTENSION] = {"path": str(data_dir)}
+    kept = [item for item in (before or {}).get("extensions") or [] if item.get("name") not in fresh]
+    return [{"name": name, "extension": value} for name, value in fresh.items()] + kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +356,7 @@ def local_context(path: Path, data_dir: Path, org: str = "nodus") -> LocalContex
         context = item.get("context") or {}
         for extension in context.get("extensions") or []:
             if extension.get("name") == DATA_DIR_EXTENSION and extension["extension"].get("path") == str(data_dir):
-                cluster = _named(content, "clusters", "cluster", context.get("cluster")) or {}
+                cluster = named(content, "clusters", "cluster", context.get("cluster")) or {}
                 key = read_credentials(path).get(item["name"])
                 return LocalContext(item["name"], cluster.get("server"), key, current == item["name"])
     name, number = org, 2
@@ -320,12 +365,14 @@ def local_context(path: Path, data_dir: Path, org: str = "nodus") -> LocalContex
     return LocalContext(name, None, None, not current)
 
 
-def _put(content: dict[str, Any], plural: str, entry: dict[str, Any]) -> None:
+def put(content: dict[str, Any], plural: str, entry: dict[str, Any]) -> None:
+    """Put an entry into one of a kubeconfig's lists, in the place of one with its name."""
     kept = [item for item in content.get(plural) or [] if item.get("name") != entry["name"]]
     content[plural] = [*kept, entry]
 
 
-def _write_private(path: Path, content: Mapping[str, Any]) -> None:
+def write_private(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file at once by JSON that only its owner can read."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

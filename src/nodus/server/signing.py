@@ -42,13 +42,15 @@ class Signer:
 
     Args:
         keys: master keys by version, 32 bytes each; the highest version signs, all of them verify.
+        made: when the newest was made, RFC 3339; None where it isn't known.
     """
 
-    def __init__(self, keys: Mapping[int, bytes]) -> None:
+    def __init__(self, keys: Mapping[int, bytes], made: str | None = None) -> None:
         if not keys or any(len(key) < _KEY_BYTES for key in keys.values()):
             raise KeyringError("the key file holds no usable key (32 bytes each)")
         self._keys = dict(keys)
         self.current = max(self._keys)
+        self.made = made
 
     @classmethod
     def open(cls, path: Path) -> Signer:
@@ -60,16 +62,41 @@ class Signer:
         try:
             raw = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            keys = {1: secrets.token_bytes(_KEY_BYTES)}
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replace_file(path, json.dumps({"keys": {"1": base64.b64encode(keys[1]).decode()}}))
-            return cls(keys)
+            fresh = cls({1: secrets.token_bytes(_KEY_BYTES)})
+            fresh.save(path)
+            return fresh
         except OSError as error:
             raise KeyringError(f"cannot read {path}: {error.strerror}") from error
         try:
-            return cls({int(v): base64.b64decode(k, validate=True) for v, k in json.loads(raw)["keys"].items()})
+            content = json.loads(raw)
+            keys = {int(version): base64.b64decode(key, validate=True) for version, key in content["keys"].items()}
+            return cls(keys, content.get("made"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise KeyringError(f"{path} is damaged; restore it from a backup, stored secrets need it") from error
+
+    def save(self, path: Path, made: str | None = None) -> None:
+        """Write the key file (0600), at once.
+
+        Args:
+            path: the file.
+            made: when the newest key was made, RFC 3339.
+        """
+        keys = {str(version): base64.b64encode(key).decode() for version, key in self._keys.items()}
+        replace_file(path, json.dumps({"keys": keys} | ({"made": made} if made else {})))
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions of the master keys there are."""
+        return sorted(self._keys)
+
+    def rotated(self) -> Signer:
+        """The same with one more master key, which signs from now on."""
+        return Signer({**self._keys, self.current + 1: secrets.token_bytes(_KEY_BYTES)})
+
+    def only_current(self) -> Signer:
+        """The same without the master keys of before."""
+        return Signer({self.current: self._keys[self.current]}, self.made)
 
     def _subkey(self, purpose: str, version: int) -> bytes:
         return hmac.new(self._keys[version], f"nodus/{purpose}".encode(), hashlib.sha256).digest()

@@ -124,6 +124,25 @@ async def test_login_key_may_do_no_more_than_the_key_that_approved(
     await client.fails(403, "Forbidden", "GET", f"{V1}/namespaces/default/secrets")
 
 
+async def test_references_on_a_key_make_nobody_somebody_else(
+    browser: Browser, api: Api, app: Any, anonymous: Api, put: Callable[..., Object]
+) -> None:
+    put(MEMBER.name, "boss", {"role": "Admin"})
+    made = await api.ok("POST", f"{V1}/apikeys", json={"metadata": {"name": "boss"}, "spec": {"member": "boss"}})
+    boss = Api(app, made["status"]["token"])
+    owner = await boss.ok("GET", f"{V1}/members/admin")
+    reference = {"apiVersion": "nodus.dev/v1", "kind": "Member", "name": "admin", "uid": owner["metadata"]["uid"]}
+    key = await boss.ok("GET", f"{V1}/apikeys/boss")
+    references = [reference, *key["metadata"]["ownerReferences"]]
+    answer = await boss.patch(f"{V1}/apikeys/boss", {"metadata": {"ownerReferences": references}})
+    assert answer.json()["metadata"]["ownerReferences"][0]["name"] == "admin"
+    code = await approved_code(browser, made["status"]["token"])
+    (entry,) = (await anonymous.ok("POST", "/auth/cli-keys/redeem", **redeem(code)))["keys"]
+    assert (await Api(app, entry["key"]).ok("GET", "/auth/whoami"))["member"] == "boss"
+    answer = await boss.patch(f"{V1}/apikeys/boss", {"metadata": {"ownerReferences": [reference]}})
+    assert answer.status_code == 422, "whose it is stays"
+
+
 async def test_denial_sends_the_browser_back_without_a_code(browser: Browser, anonymous: Api) -> None:
     answer = await browser.send(await browser.open("/cli-auth", **CLI), decision="deny")
     assert answer.headers["Location"] == "http://127.0.0.1:4242/callback?error=access_denied&state=s-1"

@@ -89,7 +89,7 @@ def everything() -> list[Ask]:
 async def send(client: Api, ask: Ask) -> Any:
     body = {"metadata": {"labels": {"hit": "yes"}}} if ask.kind is not None and ask.writes else {}
     options: dict[str, Any] = {"headers": PATCH_TYPE} if ask.method == "PATCH" else {}
-    if ask.writes:
+    if ask.writes and ask.method != "DELETE":
         options["json"] = body
     return await client.call(ask.method, ask.path, **options)
 

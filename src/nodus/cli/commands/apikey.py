@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import click
 
@@ -11,14 +11,16 @@ from nodus.cli.generators import created, manifest
 from nodus.cli.options import did, dry_run_option, output_option, print_results
 from nodus.cli.session import Session, connected, object_label
 from nodus.client.resources import JsonObject
-from nodus.core.durations import parse_duration
+from nodus.core.validity import expiry_of
 
 
 @click.command("apikey")
 @click.argument("name")
-@click.option("--scopes", multiple=True, metavar="SCOPES", help="Such as jobs:write,volumes:read; `*` when unset.")
+@click.option("--scopes", multiple=True, metavar="SCOPES", help="Such as jobs:write,volumes:read; yours when unset.")
 @click.option("--projects", multiple=True, metavar="NAMES", help="Projects it sees, with commas; all when unset.")
-@click.option("--expires", metavar="DURATION", help="Refused after this long, such as 720h; never when unset.")
+@click.option("--expires", metavar="WHEN", help="Lifetime such as 720h or 90d, or a date; never when unset.")
+@click.option("--member", metavar="NAME", help="Member it belongs to; you when unset.")
+@click.option("--service-account", metavar="NAME", help="ServiceAccount of the project it belongs to, instead.")
 @click.option("--description", metavar="TEXT", help="For people.")
 @output_option("json", "yaml", "name")
 @dry_run_option("Only say what would be created; `client` sends nothing.")
@@ -29,6 +31,8 @@ def command(
     scopes: tuple[str, ...],
     projects: tuple[str, ...],
     expires: str | None,
+    member: str | None,
+    service_account: str | None,
     description: str | None,
     output: str | None,
     dry_run: str,
@@ -40,11 +44,13 @@ def command(
       nodus create apikey ci --scopes jobs:write,volumes:read --projects default --expires 720h
     """
     spec: JsonObject = {}
-    for key, value in (("scopes", _split(scopes)), ("projects", _split(projects)), ("description", description)):
-        if value:
-            spec[key] = value
-    if expires is not None:
-        spec["expires"] = _time_after(expires)
+    given = {
+        "scopes": split(scopes), "projects": split(projects), "expires": _checked(expires), "member": member,
+        "description": description,
+    }  # fmt: skip
+    spec.update({key: value for key, value in given.items() if value})
+    if service_account:
+        spec |= {"serviceAccountName": service_account, "project": session.project}
     obj = created(session, manifest("APIKey", name, spec), dry_run)
     if output is not None:
         print_results([obj], output, dry_run)
@@ -56,13 +62,17 @@ def command(
         print(token)
 
 
-def _split(values: tuple[str, ...]) -> list[str]:
+def split(values: tuple[str, ...]) -> list[str]:
+    """Return the parts of values that may be given with commas or several times."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
-def _time_after(duration: str) -> str:
+def _checked(expires: str | None) -> str | None:
+    """The lifetime or end as given; the server counts from when it makes the key."""
+    if expires is None:
+        return None
     try:
-        seconds = parse_duration(duration)
+        expiry_of(expires, datetime.now(UTC))
     except ValueError as error:
         raise click.UsageError(f"--expires: {error}.") from error
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return expires

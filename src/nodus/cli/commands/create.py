@@ -15,7 +15,12 @@ from nodus.client.resources import JsonObject
 
 _BY_NAME = {generator.name: generator for generator in GENERATORS}
 # Kinds with a module of their own, as MODULE:NAME.
-_OWN = {"secret": "secret:create", "apikey": "apikey:command"}
+_OWN = {
+    "secret": "secret:create",
+    "apikey": "apikey:command",
+    "token": "token:command",
+    "sshkey": "sshkey:command",
+}
 
 
 class Generators(Group):

@@ -27,11 +27,13 @@ def command(session: Session, output: str | None) -> None:
         "Server": session.connection.url,
         "Context": session.connection.context,
         "Project": session.project,
+        "Key": found.get("name"),
         "User": " ".join(str(part) for part in (found.get("user"), found.get("email")) if part),
         "Organization": found.get("orgName") or found.get("org"),
         "Role": found.get("role"),
         "Scopes": ", ".join(found.get("scopes") or []),
         "Projects": ", ".join(found.get("projects") or []),
+        "Expires": found.get("expirationTime"),
         "Available": f"${found['availableUSD']}" if found.get("availableUSD") is not None else None,
     }
     for label, value in rows.items():

@@ -118,6 +118,11 @@ class APIKeyStatus(Model):
     """When it was last used, to the minute."""
 
 
+def _key_reach(wire: Mapping[str, Any], now: datetime) -> str | None:
+    spec = wire.get("spec") or {}
+    return spec.get("project") if spec.get("serviceAccountName") else _all_when_empty("spec.projects")(wire, now)
+
+
 def _key_owner(wire: Mapping[str, Any], now: datetime) -> str | None:
     spec = wire.get("spec") or {}
     account = spec.get("serviceAccountName")
@@ -139,7 +144,7 @@ API_KEY = Kind(
         _PHASE,
         Column("Prefix", "status.prefix", description="First characters"),
         Column("Scopes", joined("spec.scopes"), description="What it may do"),
-        Column("Projects", _all_when_empty("spec.projects"), wide=True, description="Projects it sees"),
+        Column("Projects", _key_reach, wide=True, description="Projects it sees"),
         Column("Expires", "status.expirationTime", description="When it stops working"),
         Column("Last-Used", "status.lastUsedTime", description="When it was last used"),
         AGE,

@@ -133,11 +133,12 @@ def _principal(obj: Object, record: keys.KeyRecord, owner: Object) -> Principal:
             kind="ServiceAccount", name=obj.name, uid=obj.uid, user=user_of(owner),
             scopes=tuple(roles.common_scopes(scopes, bound)), projects=(str(owner.project),),
             key_projects=(str(owner.project),), role=roles.SERVICE_ACCOUNT, expires_at=record.expires_at,
+            owner=owner.uid,
         )  # fmt: skip
     return Principal(
         kind="APIKey", name=obj.name, uid=obj.uid, user=user_of(owner), scopes=scopes,
         projects=_reach(obj, owner), key_projects=own, role=str(owner.spec.get("role", "Developer")),
-        member=owner.name, email=owner.spec.get("email"), expires_at=record.expires_at,
+        owner=owner.uid, member=owner.name, email=owner.spec.get("email"), expires_at=record.expires_at,
     )  # fmt: skip
 
 

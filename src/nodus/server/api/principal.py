@@ -61,6 +61,8 @@ class Principal:
     """Projects it sees besides the catalog: what key and member both reach; empty means all."""
     role: str = ""
     """Of the member, or ``ServiceAccount``; empty for attempts."""
+    owner: str = ""
+    """Uid of the Member or ServiceAccount whose key it is."""
     member: str | None = None
     """Name of the member whose key it is."""
     email: str | None = None

@@ -17,7 +17,7 @@ from nodus.core.errors import BadRequest, Forbidden, Unauthorized
 from nodus.server.api.auth import principal_of, user_of
 from nodus.server.kinds.identity import member_of
 from nodus.server.services import Services
-from nodus.server.store import logins, objects
+from nodus.server.store import logins
 from nodus.server.store.audit import Actor
 
 if TYPE_CHECKING:
@@ -86,16 +86,10 @@ async def prove(services: Services, credential: str) -> Approval:
             fix="Use one with the scope apikeys:write, or a sign-in code.",
             details={"missingScope": "apikeys:write"},
         )
-    member = await services.store.read(_uid_of, principal.uid)
     return Approval(
-        member=member, user=principal.user, credential=principal.name, scopes=principal.scopes,
+        member=principal.owner, user=principal.user, credential=principal.name, scopes=principal.scopes,
         projects=principal.projects if principal.key_projects else (), approver=principal.uid,
     )  # fmt: skip
-
-
-def _uid_of(conn: Connection, key_uid: str) -> str:
-    key = objects.get_by_uid(conn, key_uid)
-    return str(key.owner_references[0]["uid"])
 
 
 def _by_code(conn: Connection, digest: str) -> Approval:

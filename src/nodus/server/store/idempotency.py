@@ -111,6 +111,11 @@ def abandon(conn: Connection, scope: str, key: str) -> None:
     conn.execute(delete(idempotency).where(_MINE, _T.status.is_(None)), _names(conn, scope, key))
 
 
+def forget_sealed(conn: Connection) -> None:
+    """Drop the answers that were kept encrypted: the key that opens them is about to go."""
+    conn.execute(delete(idempotency).where(_T.sealed.is_(True), _T.org == org_of(conn)))
+
+
 def prune(conn: Connection, *, batch: int = 500) -> int:
     """Drop up to ``batch`` expired records; return how many went."""
     query = select(_T.org, _T.scope, _T.key).where(_T.expires_us <= now_us(conn)).order_by(_T.expires_us).limit(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from nodus.core.errors import NotFound
 from nodus.server.store.context import now_us, org_of
@@ -39,6 +39,19 @@ def get(conn: Connection, uid: str, version: int | None = None) -> tuple[int, st
     if row is None:
         raise NotFound(f"the secret has no version {version}" if version else "the secret has no values")
     return row.version, row.sealed
+
+
+def sealed_otherwise(conn: Connection, prefix: str, limit: int) -> list[tuple[str, int, str]]:
+    """Return some values whose sealed text begins otherwise: secret, version, text."""
+    columns = (secret_values.c.secret, secret_values.c.version, secret_values.c.sealed)
+    query = select(*columns).where(secret_values.c.sealed.notlike(f"{prefix}%")).limit(limit)
+    return [(row.secret, row.version, row.sealed) for row in conn.execute(query)]
+
+
+def replace(conn: Connection, uid: str, version: int, sealed: str) -> None:
+    """Seal a version anew, with another key; the values stay what they were."""
+    here = (secret_values.c.secret == uid, secret_values.c.version == version)
+    conn.execute(update(secret_values).where(*here).values(sealed=sealed))
 
 
 def prune(conn: Connection, uid: str, keep: int) -> None:
