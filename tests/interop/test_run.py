@@ -28,7 +28,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+ALWAYS = ("output", "memory", "placement", "bad env")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in ALWAYS else pytest.param(case, marks=pytest.mark.heavy) for case in CASES]
+)
 def test_run_prints_and_exits_alike(desk: Desk, ours: Desk, case: str) -> None:
     command, code = CASES[case]
     theirs, mine = desk.run(f"nodus {command}"), ours.run(f"nodus {command}")
@@ -53,6 +58,7 @@ def test_current_directory_goes_along_without_what_git_ignores(desk: Desk, ours:
         assert user.ok("cd project && nodus run -- find . -type f").splitlines() == ["./.gitignore", "./sub/a"]
 
 
+@pytest.mark.heavy
 def test_detached_run_and_its_log_outputs_and_indexes(desk: Desk) -> None:
     desk.ok("nodus run -d --no-source --name there --output n=/workspace/n -- sh -c 'echo one; echo two; echo 1 > n'")
     assert desk.ok("nodus logs job/there -f") == "one\ntwo\n"
@@ -107,6 +113,7 @@ def test_interrupt_cancels(desk: Desk, ours: Desk) -> None:
         user.ok(f"nodus wait job/int-{number} --for=jsonpath='{{.status.phase}}'=Cancelled")
 
 
+@pytest.mark.heavy
 def test_jobs_in_python(desk: Desk) -> None:
     desk.ok("mkdir -p code && echo 'echo from $WORD; echo 1 > out; exit $CODE' > code/main.sh")
     program = """
