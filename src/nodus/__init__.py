@@ -20,10 +20,11 @@ from nodus._version import __version__
 
 if TYPE_CHECKING:
     from nodus import errors, recipes
-    from nodus.client.client import Applied, Client, Plan
+    from nodus.client.client import Client
     from nodus.client.handles import Environment, Secret
     from nodus.client.http import RetryPolicy
     from nodus.client.jobs import Distributed, Job
+    from nodus.client.outcomes import Applied, Plan
     from nodus.client.training import TrainingJob
     from nodus.client.views import View
     from nodus.client.volumes import Volume
@@ -48,13 +49,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Applied": "nodus.client.client",
+    "Applied": "nodus.client.outcomes",
     "Change": "nodus.client.watching",
     "Client": "nodus.client.client",
     "Distributed": "nodus.client.jobs",
     "Environment": "nodus.client.handles",
     "Job": "nodus.client.jobs",
-    "Plan": "nodus.client.client",
+    "Plan": "nodus.client.outcomes",
     "RetryPolicy": "nodus.client.http",
     "Secret": "nodus.client.handles",
     "TrainingJob": "nodus.client.training",

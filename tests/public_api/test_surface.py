@@ -76,6 +76,7 @@ HANDLES: dict[type[Any], set[str]] = {
         "get",
         "list",
         "events",
+        "logs",
         "watch",
         "wait_for",
         "create",

@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from nodus.client import runlog
 from nodus.client.blocking import blocking, blocking_iterator
 from nodus.client.config import Connection, resolve
 from nodus.client.http import PATIENT, TIMEOUT_S, Api, RetryPolicy
 from nodus.client.kinds import Kindly
+from nodus.client.outcomes import TERMINAL, Applied, Plan, ended_otherwise, located
 from nodus.client.record import Record, as_record
 from nodus.client.resources import Resources, Selector
 from nodus.client.views import View, as_view
 from nodus.client.watching import Change
-from nodus.core.errors import JobFailed
 
-TERMINAL = ("Succeeded", "Failed", "Cancelled")
 # Named here: inside the class, `list` is the method.
 Views = list[View]
-
-
-class Applied(NamedTuple):
-    """What `Client.apply` did."""
-
-    object: View
-    """The object as it is now."""
-    outcome: str
-    """``created``, ``configured`` or ``unchanged``."""
-
-
-class Plan(NamedTuple):
-    """What would come of creating an object."""
-
-    object: View
-    """The object as it would be, with its estimate in ``status.estimate``."""
-    etag: str | None
-    """`Client.create` with ``if_match=plan.etag`` creates exactly this, or nothing."""
-
-    @property
-    def blocking(self) -> list[str]:
-        """Why it could not start; empty when nothing is in its way."""
-        status = self.object.status
-        reasons = [str(reason) for reason in status.get("blockingReasons") or []]
-        for reason in (status.get("estimate") or {}).get("blockingReasons") or []:
-            reasons.append(str(reason.get("message") or reason.get("code")))
-        for condition in status.get("conditions") or []:
-            if condition.get("type") == "Blocked" and condition.get("status") == "True":
-                reasons.append(str(condition.get("message") or condition.get("reason")))
-        return list(dict.fromkeys(reasons))
 
 
 class Client:
@@ -174,6 +144,66 @@ class Client:
             wanted["involvedObject.namespace"] = project or self.project
         found = await self.resources.list("Event", fields=wanted)
         return sorted(map(as_view, found), key=lambda event: str(event.get("lastTime") or ""))
+
+    @blocking_iterator
+    async def logs(
+        self,
+        kind: Kindly,
+        name: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        since: float | None = None,
+        timestamps: bool = False,
+        attempt: int | str | None = None,
+        index: int | None = None,
+        rank: int | None = None,
+        process: int | str | None = None,
+        project: str | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """Yield the lines of a run's log, each with its newline.
+
+        Example::
+
+            for line in client.logs("job", "hello", follow=True):
+                print(line, end="")
+
+        Args:
+            kind: Any name of the kind, or its class.
+            name: The run.
+            follow: Go on until the run ends, over further attempts; where no part of the log is asked for below, over
+                restarts of the server too.
+            tail: Begin with so many of the last lines.
+            since: Only what is at most so many seconds old.
+            timestamps: Begin every line with its time.
+            attempt: An earlier attempt, by number or name; the newest when None.
+            index: One completion index of a Job; all of them, each line with its index before it, when None.
+            rank: One node of a gang.
+            process: One process of a sandbox.
+            project: Another project than the client's own.
+
+        Raises:
+            NotFound: When there is no such run, or no such part of it.
+            ConnectionFailed: When the stream breaks off.
+        """
+        name, project = located(name, project)
+        info = await self.resources.kind(kind)
+        part = {
+            "tailLines": tail,
+            "sinceSeconds": None if since is None else max(1, round(since)),
+            "timestamps": timestamps or None,
+            "attempt": attempt,
+            "index": index,
+            "rank": rank,
+            "process": process,
+        }
+        if follow and info.kind in ("Job", "TrainingJob") and all(value is None for value in part.values()):
+            chunks = runlog.follow(self.resources, project or self.project, name, owner=info.kind)
+        else:
+            path = info.path(project or self.project, name, "log")
+            chunks = runlog.read(self.resources, path, {**part, "follow": follow or None})
+        async for line in runlog.lines(chunks):
+            yield line
 
     # ------------------------------------------------------------------------------------------------ following
     @blocking_iterator
@@ -483,27 +513,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<nodus.Client {self.connection.url} {self.project}>"
-
-
-def located(name: str, project: str | None) -> tuple[str, str | None]:
-    """Return an object's name and project: ``nodus/NAME`` is one of the catalog."""
-    if name.startswith("nodus/"):
-        return name.removeprefix("nodus/"), "nodus"
-    return name, project
-
-
-def ended_otherwise(view: View) -> JobFailed:
-    """Return the error for an object whose life ended in another phase than was hoped for."""
-    phase, status = str(view.phase), view.status
-    reason = status.get("reason") or phase
-    parts = [f"{view.name} {phase.lower()}", "" if reason == phase else str(reason), str(status.get("message") or "")]
-    kind = str(view.get("kind") or "job").lower()
-    look = f"logs job/{view.name}" if kind in ("job", "trainingjob") else f"describe {kind}/{view.name}"
-    return JobFailed(
-        ": ".join(part for part in parts if part),
-        fix=status.get("fix") or f"See `nodus {look}`.",
-        details={"reason": reason, "phase": phase},
-    )
 
 
 _shared: dict[Connection, Client] = {}

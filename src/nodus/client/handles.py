@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from nodus.client.blocking import blocking, blocking_class
-from nodus.client.client import TERMINAL, Client, Views, default_client, ended_otherwise, located
+from nodus.client.client import Client, Views, default_client
+from nodus.client.outcomes import TERMINAL, ended_otherwise, located
 from nodus.client.record import Record
 from nodus.client.resources import JsonObject
 from nodus.client.views import View, as_view

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nodus.client.blocking import blocking, blocking_class, blocking_iterator
-from nodus.client.client import Client, Plan, default_client
+from nodus.client.client import Client, default_client
 from nodus.client.handles import Run
 from nodus.client.http import new_key
+from nodus.client.outcomes import Plan
 from nodus.client.outputs import Outputs
 from nodus.client.record import Record, as_record
 from nodus.client.resources import JsonObject

@@ -80,6 +80,26 @@ def test_events_of_an_object_come_in_order(server: FakeServer) -> None:
     )
 
 
+def test_logs_are_lines(server: FakeServer) -> None:
+    server.replies = [Reply(b"one\ntwo", headers={"Content-Type": "text/plain"})]
+    assert list(server.client().logs("attempt", "dev", tail=2, process=7)) == ["one\n", "two"]
+    assert server.asked[-1].query == {"tailLines": "2", "process": "7"}
+
+
+def test_followed_logs_go_on_over_attempts(server: FakeServer) -> None:
+    attempt = {"metadata": {"name": "j-1"}, "spec": {"epoch": 1}, "status": {"phase": "Succeeded"}}
+
+    def script(asked: Asked) -> Reply:
+        if asked.path.endswith("/log"):
+            return Reply(b"one\n", headers={"Content-Type": "text/plain"})
+        if asked.path.endswith("/attempts"):
+            return Reply({"metadata": {}, "items": [attempt]})
+        return Reply(attempt if "/attempts/" in asked.path else job(phase="Succeeded"))
+
+    server.script = script
+    assert list(server.client().logs("job", "j", follow=True)) == ["one\n"]
+
+
 def test_watch_yields_views_and_ends_with_its_time(server: FakeServer) -> None:
     server.script = lambda asked: Reply(b"" if "watch" in asked.query else {"metadata": {}, "items": [job()]})
     changes = list(server.client().watch("job", "j", timeout=0.3))
