@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nodus.testing.processes import FakeProcesses
+
 if TYPE_CHECKING:
     from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule, Usage
 
@@ -20,6 +22,8 @@ class FakeBackend:
         stopped: Reasons of stops by key.
         outputs: What :meth:`collect` returns, by key.
         full: What :meth:`reserve` answers; None gives everybody what they ask for.
+        processes: What runs inside of members.
+        emptied: Uids of Sandboxes whose files were deleted, in order.
     """
 
     name = "fake"
@@ -31,6 +35,8 @@ class FakeBackend:
         self.reserved: dict[str, float] = {}
         self.outputs: dict[str, list[Collected]] = {}
         self.full: str | None = None
+        self.processes = FakeProcesses()
+        self.emptied: list[str] = []
         self._states: dict[str, MemberState] = {}
 
     def end(self, key: str, exit_code: int | None = 0, **more: Any) -> None:
@@ -42,6 +48,14 @@ class FakeBackend:
         from nodus.server.compute.base import MemberState
 
         return self._states.get(key) or MemberState(key, "Absent")
+
+    def workspace_directory(self, sandbox_uid: str) -> Path:
+        """Return a path that nothing is ever written to."""
+        return Path("/nonexistent", sandbox_uid)
+
+    async def release_workspace(self, sandbox_uid: str) -> None:
+        """Note whose files were deleted."""
+        self.emptied.append(sandbox_uid)
 
     def state_directory(self, job_uid: str) -> Path:
         """Return a path that nothing is ever written to."""

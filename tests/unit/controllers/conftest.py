@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodus.core.clock import FakeClock
-from nodus.core.kinds import ATTEMPT, JOB
+from nodus.core.kinds import ATTEMPT, JOB, SANDBOX
 from nodus.server.controllers import memberspec
 from nodus.server.controllers.attempt import AttemptController
 from nodus.server.controllers.job import JobController
@@ -67,7 +67,7 @@ class World:
         raise AssertionError("the controllers did not settle")
 
     def snapshot(self) -> list[tuple[str, int]]:
-        return [(o.uid, o.resource_version) for kind in (JOB, ATTEMPT) for o in self.list(kind)]
+        return [(o.uid, o.resource_version) for kind in (JOB, ATTEMPT, SANDBOX) for o in self.list(kind)]
 
     def list(self, kind: Any) -> list[Object]:
         return self.store.read_sync(objects.list_, kind, None).items

@@ -209,8 +209,7 @@ def _decide_live(ctx: Context, attempt: Object, now: datetime) -> Outcome:
     status |= {"observedStart": ctx.start_request, **_mirror(ctx, attempt)}
     events: list[EventNote] = []
     if status["phase"] == "Running":
-        began = _began(attempt) or now
-        status |= {"startTime": rfc3339(began), **_seen(ctx, began)}
+        status |= _seen(ctx, _began(attempt))
         if ctx.sandbox.status.get("phase") != "Running":
             events.append(EventNote("Normal", "Started", f"attempt {attempt.name} runs"))
     status = {key: value for key, value in status.items() if value is not None}
@@ -235,10 +234,14 @@ def _mirror(ctx: Context, attempt: Object) -> dict[str, Any]:
     return {"phase": "Recovering" if again else "Starting" if phase == "Starting" else "Pending", **told}
 
 
-def _seen(ctx: Context, began: datetime) -> dict[str, Any]:
+def _seen(ctx: Context, began: datetime | None) -> dict[str, Any]:
     seen = ctx.activity
     at = began if seen is None else datetime.fromtimestamp(seen.at, UTC)
-    return {"activity": "Active" if seen is not None and seen.busy else "Idle", "lastActivityTime": rfc3339(at)}
+    return {
+        "activity": "Active" if seen is not None and seen.busy else "Idle",
+        "startTime": rfc3339(began) if began is not None else None,
+        "lastActivityTime": rfc3339(at) if at is not None else None,
+    }
 
 
 def _began(attempt: Object) -> datetime | None:
