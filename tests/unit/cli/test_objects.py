@@ -110,6 +110,27 @@ def test_a_run_that_ended_is_not_written_to(run: Run, server: FakeServer) -> Non
     assert [path for _, path, _ in writes(server)] == [f"{JOBS}/running"]
 
 
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (
+            "Input should be 'Running' or 'Stopped' (got 'Cancelled')",
+            "error: job/running can't be canceled\n"
+            "fix: It takes `nodus start job/running` and `nodus stop job/running`.\n",
+        ),
+        ("unknown field", "error: job/running can't be canceled: a Job has no state to change\n"),
+        ("is frozen", "Error from server (Invalid): no\n  spec.state: is frozen\n"),
+    ],
+)
+def test_a_state_that_the_kind_lacks_is_refused_in_verbs(run: Run, server: FakeServer, message: str, says: str) -> None:
+    whole = server.script
+    assert whole is not None
+    causes = [{"field": "spec.state", "reason": "FieldValueInvalid", "message": message}]
+    refusal = status("Invalid", 422, details={"causes": causes})
+    server.script = lambda asked: refusal if asked.method == "PATCH" else whole(asked)
+    assert run("cancel", "job/running") == (1, "", says)
+
+
 def test_label_annotate_and_request_send_what_changes(run: Run, server: FakeServer) -> None:
     assert run("label", "job/running", "team=x", "note=a=b", "a-") == (0, "job/running labeled\n", "")
     assert (

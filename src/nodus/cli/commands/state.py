@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -15,6 +16,7 @@ from nodus.core.errors import Invalid, NodusError
 
 ENDED = ("Succeeded", "Failed", "Cancelled")
 """Phases that no state leads out of."""
+VERBS = {"Stopped": "stop", "Suspended": "suspend", "Cancelled": "cancel"}
 
 
 def cancel(session: Session, what: tuple[str, ...]) -> None:
@@ -91,11 +93,24 @@ def _change(session: Session, target: Target, obj: JsonObject, state: str, done:
     try:
         session.run(session.resources.patch(target.kind, str(target.name), patch, project=target.project))
     except Invalid as error:
-        if [(cause.field, cause.message) for cause in error.causes] == [("spec.state", "unknown field")]:
-            label = f"{target.kind.singular}/{target.name}"
-            raise NodusError(f"{label} can't be {done}: a {target.kind.kind} has no state of that kind") from error
-        raise
+        raise _as_verbs(error, target, done) from error
     return done
+
+
+def _as_verbs(error: Invalid, target: Target, done: str) -> NodusError:
+    """Return the refusal of a state in the words of these commands; other refusals as they are."""
+    if [cause.field for cause in error.causes] != ["spec.state"]:
+        return error
+    said = error.causes[0].message
+    label = f"{target.kind.singular}/{target.name}"
+    if said == "unknown field":
+        return NodusError(f"{label} can't be {done}: a {target.kind.kind} has no state to change")
+    allowed = re.findall(r"'(\w+)'", said.partition("(got")[0])
+    if not said.startswith("Input should be") or not allowed:
+        return error
+    verbs = {"Running": "start" if "Stopped" in allowed else "resume"} | VERBS
+    known = [f"`nodus {verbs[state]} {label}`" for state in allowed if state in verbs]
+    return NodusError(f"{label} can't be {done}", fix=f"It takes {' and '.join(known)}." if known else None)
 
 
 def _command(function: Callable[[Session, tuple[str, ...]], None]) -> click.Command:

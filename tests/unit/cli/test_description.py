@@ -1,0 +1,77 @@
+"""`nodus describe` says all that the documentation promises of environments and training jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodus.cli.description import describe
+
+ENVIRONMENT: dict[str, Any] = {
+    "kind": "Environment",
+    "metadata": {"name": "sums", "namespace": "nodus"},
+    "spec": {
+        "version": "2.0.0", "summary": "Adds numbers.", "category": "Math", "modes": ["Train", "Evaluate"],
+        "licenses": {"code": "Apache-2.0", "data": "CC0"}, "sampleTask": "What is 1 + 1?\nOnly the number.",
+        "graders": [{"name": "last", "kind": "ExactMatch", "description": "The last integer."}],
+        "examples": [
+            {"name": "ex1", "runtime": "nodus/grpo-lora", "model": {"uri": "hf://a/b"}, "baseline": {"passRate": "0.1"},
+             "trained": {"passRate": "0.8"}, "changePP": "70"}
+        ],
+    },
+    "status": {"phase": "Ready", "splits": {"train": 233, "test": 128}, "digest": "sha256:abc"},
+}  # fmt: skip
+RUN: dict[str, Any] = {
+    "kind": "TrainingJob",
+    "metadata": {"name": "run", "namespace": "default", "uid": "u", "labels": {"team": "x"}},
+    "spec": {"runtime": "nodus/grpo-lora", "model": {"uri": "hf://a/b"}, "environment": {"name": "nodus/sums@2.0.0"}},
+    "status": {
+        "phase": "Running", "progress": {"stage": "Training"},
+        "metrics": {"step": 3, "totalSteps": 40, "loss": "0.12", "reward": "0.5", "kl": "0.01",
+                    "tokensPerSecond": "812"},
+        "checkpoint": {"seq": 2, "time": "2026-01-01T00:00:00Z", "size": 2048},
+        "cost": {"totalUSD": "0.12", "limitUSD": "5.00"},
+        "summary": {"baseline": {"tasks": 64, "passed": 16, "passRate": "0.25", "errors": 0}},
+        "provenance": {"managed": True, "runtimeDigest": "sha256:r", "modelRevision": "c1"},
+        "outputs": [{"name": "adapter/adapter_model.safetensors", "sizeBytes": 12}],
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Ok", "message": "fine"}],
+    },
+}  # fmt: skip
+
+
+def lines_of(obj: dict[str, Any], attempts: list[dict[str, Any]] | None = None) -> list[str]:
+    return [" ".join(line.split()) for line in describe(obj, attempts or [], [])]
+
+
+def test_environment() -> None:
+    said = lines_of(ENVIRONMENT)
+    for line in (
+        "Reference: nodus/sums@2.0.0", "Summary: Adds numbers.", "Licenses: code: Apache-2.0, data: CC0",
+        "Splits: train 233, test 128", "last ExactMatch The last integer.", "Sample task: What is 1 + 1?",
+        "ex1 nodus/grpo-lora hf://a/b 0.1 0.8 70",
+    ):  # fmt: skip
+        assert line in "\n".join(said), line
+
+
+def test_training_job() -> None:
+    attempts = [
+        {
+            "metadata": {"name": "run-1"},
+            "status": {
+                "phase": "Running",
+                "placement": {"offering": "local-cpu", "regionClass": "local", "rateUSDPerHour": "0.10"},
+            },
+        }
+    ]
+    said = lines_of(RUN, attempts)
+    for line in (
+        "Phase: Running", "Stage: Training", "Step: 3 of 40, reward 0.5, loss 0.12, kl 0.01, 812 tokens/s",
+        "Checkpoint: 2 at 2026-01-01T00:00:00Z, 2Ki", "Placement: local-cpu, local, $0.10 an hour",
+        "Cost: $0.12 so far of at most $5.00", "runtimeDigest: sha256:r", "modelRevision: c1",
+        "adapter/adapter_model.safetensors 12", "Ready True Ok fine", "run-1 Running",
+    ):  # fmt: skip
+        assert line in "\n".join(said), line
+
+
+def test_kinds_without_lines_of_their_own_show_their_spec() -> None:
+    said = lines_of({"kind": "Budget", "metadata": {"name": "b"}, "spec": {"limitUSD": "5", "period": {"days": 30}}})
+    assert said[-4:] == ["Spec:", "limitUSD: '5'", "period:", "days: 30"]
