@@ -162,12 +162,18 @@ def errors_page() -> str:
 
 
 def cli_page() -> str:
-    """Every command with its help, as `--help` prints it."""
-    from nodus.cli.main import root
+    """Every command with its help, as `--help` prints it, in the sections of `nodus --help`."""
+    from nodus.cli.main import SECTIONS, root
 
-    lines = [NOTE, "# Command line\n"]
+    section_of = {name: section for section, names in SECTIONS.items() for name in names}
+    lines, section = [NOTE, "# Command line\n"], ""
     for context in _commands(root, "nodus", None):
-        lines += [f"## {context.command_path}\n", "```text", context.command.get_help(context).rstrip(), "```\n"]
+        _, *words = context.command_path.split()
+        if words and section_of[words[0]] != section:
+            section = section_of[words[0]]
+            lines.append(f"## {section}\n")
+        heading = f"{'###' if words else '##'} {context.command_path}\n"
+        lines += [heading, "```text", context.command.get_help(context).rstrip(), "```\n"]
     return "\n".join(lines)
 
 
