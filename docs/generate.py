@@ -11,6 +11,8 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,7 +22,7 @@ import yaml
 
 from nodus.core.errors import NodusError, all_errors
 from nodus.core.kinds import KINDS, Kind, Model
-from nodus.core.kinds.describe import all_models, field_descriptions
+from nodus.core.kinds.describe import all_models, docstrings_beneath, field_descriptions
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Generated from the code by docs/generate.py; edits here are lost. -->\n"
@@ -295,15 +297,32 @@ def _described(path: str, thing: object) -> Iterator[str]:
         yield f"### {path}\n\n{_call(path.rpartition('.')[2], thing)}\n\n{_first_line(thing)}\n"
         return
     yield f"### {path}\n\n{_first_line(thing)}\n"
-    members = {name: member for cls in reversed(thing.__mro__) for name, member in vars(cls).items()}
+    yield from _example(thing)
+    own = [cls for cls in reversed(thing.__mro__) if cls.__module__.startswith("nodus.")]
     rows = []
-    for name, member in members.items():
-        if not name.startswith("_") and member.__doc__ and not isinstance(member, str | int | float | tuple):
+    for name, text in (pair for cls in own for pair in docstrings_beneath(cls)):
+        default = getattr(thing, "__dataclass_fields__", {}).get(name)
+        suffix = "" if default is None or default.default is MISSING else f" = {default.default!r}"
+        rows.append((f"`{name}{suffix}`", text))
+    described = {name for name, _ in (pair for cls in own for pair in docstrings_beneath(cls))}
+    for name, member in {name: member for cls in own for name, member in vars(cls).items()}.items():
+        if name.startswith("_") or name in described or not member.__doc__:
+            continue
+        if not isinstance(member, str | int | float | tuple):
             shown = f"`{name}`" if isinstance(member, property) else _call(name, member)
             rows.append((shown, _first_line(member)))
     if rows:
         yield from _table(("Member", "What it is"), rows)
         yield ""
+
+
+def _example(thing: type) -> Iterator[str]:
+    """The example in a class's docstring, as a block."""
+    _, found, rest = (inspect.getdoc(thing) or "").partition("Example::\n\n")
+    if found:
+        lines = takewhile(lambda line: not line or line.startswith("    "), rest.splitlines())
+        code = "\n".join(line.removeprefix("    ") for line in lines).strip()
+        yield f"<!-- not run: an excerpt of a longer program -->\n```python\n{code}\n```\n"
 
 
 def _call(name: str, thing: object) -> str:

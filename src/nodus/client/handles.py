@@ -186,7 +186,13 @@ class Run(Handle):
 
 
 class Secret(Handle):
-    """Values that runs may use and nobody can read back."""
+    """Values that runs may use and nobody can read back.
+
+    Example::
+
+        nodus.Secret.create("hub", {"HF_TOKEN": token})
+        nodus.Job.create(command=["python", "train.py"], secrets=["hub"])
+    """
 
     kind = "Secret"
 
@@ -218,7 +224,14 @@ class Secret(Handle):
 
 
 class Environment(Handle):
-    """A versioned set of tasks with a grader."""
+    """A versioned set of tasks with a grader.
+
+    Example::
+
+        environment = nodus.Environment.create("digits", {"version": "1.0.0", "package": {...}})
+        environment.wait_ready()
+        environment.reference  # "digits@1.0.0"
+    """
 
     kind = "Environment"
 

@@ -22,14 +22,15 @@ def field_descriptions(model: type[Model]) -> dict[str, str]:
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if issubclass(cls, Model) and cls is not Model:
-            found.update(_docstrings_beneath(cls))
+            found.update(docstrings_beneath(cls))
     for name, field in model.model_fields.items():
         if field.description:
             found[name] = field.description
     return found
 
 
-def _docstrings_beneath(cls: type) -> Iterator[tuple[str, str]]:
+def docstrings_beneath(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield each field of a class body that has a docstring beneath it, with that docstring on one line."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(definition, ast.ClassDef)
     for statement, following in zip(definition.body, definition.body[1:], strict=False):
