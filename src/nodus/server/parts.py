@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def build(services: Services) -> None:
     """Give ``services`` the parts that its role runs; nothing is started yet."""
     settings, store = services.settings, services.store
-    services.models = ModelService.from_environment(settings.data_dir, settings.default_model)
+    services.models = ModelService.from_environment(settings.data_dir, settings.default_model, settings.source_hosts)
     library = EnvironmentLibrary(settings.data_dir / "environments", store.blobs.path)
     backend = controllers.make_backend(settings.data_dir, store)
     services.grading = GradingService(

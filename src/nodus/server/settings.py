@@ -19,6 +19,7 @@ Role = Literal["api", "controllers", "gateway"]
 ALL_ROLES: tuple[Role, ...] = ("api", "controllers", "gateway")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 SETTINGS_FILE = "nodus.toml"
+_LISTS = ("roles", "source_hosts")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+")
 
 
@@ -53,6 +54,9 @@ class Settings(BaseModel):
     )
     org_name: str = Field(default="nodus", min_length=1, max_length=63, description="Display name of the org.")
     default_model: str | None = Field(default=None, description="Model of runs that name none; unset picks by device.")
+    source_hosts: tuple[str, ...] = Field(
+        default=(), description="Hosts and networks with private addresses that Volumes may be imported from."
+    )
     allow_unsafe_sandbox: bool = Field(default=False, description="Run untrusted code without isolation.")
     insecure_no_sync: bool = Field(default=False, description="Skip fsync on SQLite; for tests only.")
 
@@ -115,7 +119,7 @@ def _read_env(environ: Mapping[str, str]) -> dict[str, Any]:
     for field in Settings.model_fields:
         value = environ.get(f"NODUS_SERVER_{field.upper()}")
         if value:
-            found[field] = tuple(value.split(",")) if field == "roles" else value
+            found[field] = tuple(value.split(",")) if field in _LISTS else value
     return found
 
 

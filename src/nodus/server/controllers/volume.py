@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.errors import NodusError
 from nodus.core.kinds import VOLUME
+from nodus.server import revisions
 from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, BaseController, EventNote, Outcome
 from nodus.server.store import blobs, objects, volumes
+from nodus.server.store.partials import Partials
 from nodus.server.store.volumes import FileEntry, Revision
 from nodus.server.training import lookups
-from nodus.server.training.models import Imported, ImportState, ModelService
+from nodus.server.training.models import Imported, ImportState, ModelService, hub_token
 from nodus.server.training.references import HubModel
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from nodus.server.volumes import VolumeFiles
 
 POLL_INTERVAL_S = 0.5
+HOLDER_INTERVAL_S = 5.0
 MAX_TRIES = 5
 FIRST_PAUSE_S = 2.0
 
@@ -47,6 +50,8 @@ class Context:
     obj: Object
     revision: Revision | None = None
     """Its newest committed revision."""
+    held: bool = False
+    """Whether the Job that its status names as the writer still is."""
     result: ActionResult | None = None
 
 
@@ -67,18 +72,20 @@ class VolumeController(BaseController):
         self._files = files
 
     def eligible(self, obj: Object) -> bool:
-        """Tell whether the Volume still waits for its import."""
-        return obj.status.get("phase") not in ("Ready", "Failed")
+        """Tell whether the Volume still waits for its import, or a Job writes to it."""
+        return obj.status.get("phase") not in ("Ready", "Failed") or bool(obj.status.get("holder"))
 
     def load(self, conn: Connection, obj: Object) -> Context:
-        """Read the newest revision."""
-        return Context(obj, volumes.latest(conn, obj.uid))
+        """Read the newest revision, and whether the writer is still there."""
+        return Context(obj, volumes.latest(conn, obj.uid), revisions.holder(conn, obj) is not None)
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Take the next step; see the diagram of the module."""
         obj, result = ctx.obj, ctx.result
         if obj.deleted_at is not None:
             return NOTHING
+        if obj.status.get("phase") in ("Ready", "Failed"):
+            return _held(ctx)
         if ctx.revision is not None or not obj.spec.get("source"):
             return _ready(ctx, now)
         noted = obj.status.get("import") or {}
@@ -110,29 +117,39 @@ class VolumeController(BaseController):
             value = {"reason": failure.reason, "fix": failure.fix, "transient": failure.transient}
             return ActionResult(action.key, action.name, value, failure.message)
         if state.done is None:
-            token = await self._token(obj, pinned)
-            self._models.begin(obj.uid, pinned, token)
+            self._models.begin(obj.uid, pinned, await self._credentials(obj), revisions.limit_bytes(obj))
             return ActionResult(action.key, action.name, _progress(state, pinned))
-        await self._commit(obj, state.done)
+        try:
+            await self._commit(obj, state.done)
+        except NodusError as error:
+            if error.retryable:
+                raise
+            value = {"reason": error.reason, "fix": error.fix or "", "transient": False}
+            return ActionResult(action.key, action.name, value, error.message)
         return ActionResult(action.key, action.name, _progress(state, pinned))
 
     async def gone(self, uid: str) -> None:
         """Stop the import of a Volume that was deleted, and delete its files."""
         await self._models.forget(uid)
         await asyncio.to_thread(self._files.forget, uid)
+        await asyncio.to_thread(Partials(self._services.store.blobs).forget, uid)
 
     async def _pinned(self, obj: Object, source: Mapping[str, Any]) -> Mapping[str, Any] | ActionResult:
         """The source with a full commit: a Volume that names a branch or nothing gets the newest one, for good."""
-        hub = source.get("huggingface")
-        if not hub or len(str(hub.get("revision") or "")) == 40:
+        if not source.get("huggingface"):
             return source
+        hub = {**source["huggingface"]}
+        if hub["repo"].startswith("datasets/"):
+            hub |= {"repo": hub["repo"].removeprefix("datasets/"), "type": "dataset"}
+        if len(str(hub.get("revision") or "")) == 40:
+            return {**source, "huggingface": hub}
         known = (obj.status.get("import") or {}).get("revision")
         if known:
             return {**source, "huggingface": {**hub, "revision": known}}
         try:
             commit = await self._models.newest_commit(
                 HubModel(hub["repo"]),
-                await self._token(obj, source),
+                hub_token(await self._credentials(obj)),
                 kind=hub.get("type", "model"),
                 revision=hub.get("revision"),
             )
@@ -141,11 +158,13 @@ class VolumeController(BaseController):
             return ActionResult("", "", value, error.message)
         return {**source, "huggingface": {**hub, "revision": commit}}
 
-    async def _token(self, obj: Object, source: Mapping[str, Any]) -> str | None:
-        secret = (source.get("huggingface") or {}).get("secret")
-        if not secret:
-            return None
-        return await self._services.store.read(lookups.hub_token, self._services, str(obj.project), secret)
+    async def _credentials(self, obj: Object) -> dict[str, str]:
+        """The values of the Secret that the source names; none where it names none."""
+        parts = [part for part in obj.spec["source"].values() if isinstance(part, Mapping) and part.get("secret")]
+        if not parts:
+            return {}
+        store, services = self._services.store, self._services
+        return await store.read(lookups.secret_values, services, str(obj.project), parts[0]["secret"])
 
     async def _commit(self, obj: Object, imported: Imported) -> None:
         for file in imported.files:
@@ -162,10 +181,19 @@ def _commit(conn: Connection, uid: str, imported: Imported) -> None:
     tree = []
     for file in imported.files:
         blobs.index(conn, obj.project, file["sha256"], int(file["size"]))
-        tree.append(FileEntry(file["path"], file["sha256"], int(file["size"]), 0o444))
-    volumes.commit(conn, uid, tree)
+        tree.append(FileEntry(file["path"], file["sha256"], int(file["size"]), int(file.get("mode") or 0o444)))
     noted = {**(obj.status.get("import") or {}), "provenance": dict(imported.provenance)}
-    objects.update_status(conn, uid, {**obj.status, "import": noted})
+    # Still Pending: the next pass makes it Ready, and says so in an event.
+    revisions.commit(conn, uid, tree, phase="Pending", **{"import": noted})
+
+
+def _held(ctx: Context) -> Outcome:
+    """Nobody's writer any more: the status says so. That counts for nothing but the eye."""
+    if ctx.held:
+        return Outcome(requeue_after_s=HOLDER_INTERVAL_S)
+    if not ctx.obj.status.get("holder"):
+        return NOTHING
+    return Outcome(status={key: value for key, value in ctx.obj.status.items() if key != "holder"})
 
 
 def _ready(ctx: Context, now: datetime) -> Outcome:

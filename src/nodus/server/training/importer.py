@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import fnmatch
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -25,7 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PLAN_FILE, RESULT_FILE, FILES_DIR, LOCK_FILE = "plan.json", "result.json", "files", "lock"
+from nodus.server.sources.base import FILES_DIR, PLAN_FILE, Fetched, ImportFailed, Order, check_disk, check_size
+
+RESULT_FILE, LOCK_FILE = "result.json", "lock"
 LIBRARY_PROVENANCE = "nodus-provenance.json"
 """Written beside the model by `nodus.trainer.library`."""
 HUB_TIMEOUT_S = 30.0
@@ -42,14 +45,6 @@ _IGNORED = (
     ".git*",
 )
 _WEIGHTS_WHEN_SAFETENSORS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.ckpt")
-
-
-class ImportFailed(Exception):
-    """The import can't be done; `transient` says whether trying again later may help."""
-
-    def __init__(self, reason: str, message: str, fix: str = "", *, transient: bool = False) -> None:
-        super().__init__(message)
-        self.reason, self.message, self.fix, self.transient = reason, message, fix, transient
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +75,9 @@ def main() -> int:
 def run(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Import into `directory` and return the result: `ok` with the files, or why it failed."""
     try:
+        for name in ("url", "git", "s3"):
+            if request.get(name):
+                return {"ok": True, **_fetch_source(name, request, directory)}
         if request.get("library"):
             return {"ok": True, **export(str(request["library"]), directory)}
         return {"ok": True, "files": fetch(request, directory)}
@@ -93,11 +91,25 @@ def run(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         }
 
 
+def _fetch_source(name: str, request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Import from a URL, a git repository or a bucket."""
+    module = importlib.import_module(f"nodus.server.sources.{name}")  # each brings libraries of its own
+    order = Order(
+        spec=request[name],
+        directory=directory,
+        credentials=request.get("credentials") or {},
+        limit_bytes=int(request["limitBytes"]),
+        allowed=tuple(request.get("allowed") or ()),
+    )
+    found: Fetched = module.fetch(order)
+    return {"files": found.files, "provenance": found.provenance}
+
+
 def fetch(request: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
     """Download the snapshot and check it.
 
     Args:
-        request: `repo`, `revision` (a full commit), `type` (`model` or `dataset`), `endpoint`, `token`.
+        request: `repo`, `revision` (a full commit), `type` (`model` or `dataset`), `endpoint`, `token`, `limitBytes`.
         directory: where; kept between tries.
 
     Returns:
@@ -115,7 +127,9 @@ def fetch(request: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
         info: Any = api.repo_info(repo, revision=revision, repo_type=kind, files_metadata=True, timeout=HUB_TIMEOUT_S)
         wanted = plan(info.siblings or [], everything=kind != "model")
         _check_plan(wanted, label, kind)
-        _check_space(wanted, directory)
+        if request.get("limitBytes"):
+            check_size(label, sum(file.size for file in wanted), int(request["limitBytes"]))
+        check_disk(directory, sum(file.size for file in wanted))
         write_json(directory / PLAN_FILE, {"files": len(wanted), "bytes": sum(file.size for file in wanted)})
         snapshot_download(
             repo,
@@ -218,17 +232,6 @@ def _check_plan(wanted: list[Wanted], label: str, kind: str) -> None:
             "NotAModel",
             f"{label} has no config.json: it is no transformers model",
             "name the repository that holds the model's config.json and weights",
-        )
-
-
-def _check_space(wanted: list[Wanted], directory: Path) -> None:
-    needed = sum(file.size for file in wanted)
-    free = shutil.disk_usage(directory).free
-    if needed > free - 512 * 1024**2:
-        raise ImportFailed(
-            "DiskFull",
-            f"{needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free in {directory}",
-            "free space in the data directory",
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.kinds import ENVIRONMENT, OFFERING, SECRET, TRAINING_RUNTIME
 from nodus.server.compute.local import images
 from nodus.server.store import objects, versions
+from nodus.server.training import models
 from nodus.server.training.compile import RuntimePin
 from nodus.server.training.references import (
     CATALOG_PROJECT,
@@ -119,13 +120,15 @@ def shapes(conn: Connection) -> list[Shape]:
 
 def hub_token(conn: Connection, services: Services, project: str, secret: str) -> str | None:
     """The model hub's token in a Secret of the project: its `HF_TOKEN`, else its only value; None without one."""
+    return models.hub_token(secret_values(conn, services, project, secret))
+
+
+def secret_values(conn: Connection, services: Services, project: str, secret: str) -> dict[str, str]:
+    """The values of a Secret of the project by key; none when there is no such Secret. Never for a reply."""
     from nodus.server.kinds.storage import read_secret  # late: admission modules import this one
 
     found = objects.find(conn, SECRET, project, secret)
-    if found is None:
-        return None
-    _, values = read_secret(conn, services, found)
-    return values.get("HF_TOKEN") or (next(iter(values.values())) if len(values) == 1 else None)
+    return {} if found is None else read_secret(conn, services, found)[1]
 
 
 def _at(conn: Connection, found: Object, ref: EnvironmentRef) -> FoundEnvironment:

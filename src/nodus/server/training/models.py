@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 from nodus.core.digests import sha256_hex
 from nodus.core.errors import Invalid, NodusError, NotFound, Unavailable
+from nodus.server.sources.base import FILES_DIR, PLAN_FILE, ImportFailed
 from nodus.server.training import importer
 from nodus.server.training.references import LIBRARY, HubModel, LibraryEntry, LibraryModel, library_entry, near
 
@@ -83,7 +84,7 @@ class ImportState:
     """Where an import stands."""
 
     done: Imported | None = None
-    failure: importer.ImportFailed | None = None
+    failure: ImportFailed | None = None
     bytes_done: int = 0
     bytes_total: int | None = None
     files: int | None = None
@@ -96,11 +97,20 @@ class ModelService:
         data_dir: the server's data directory.
         endpoint: base address of the model hub; None for the public one.
         default: model of runs that name none; None picks by device.
+        source_hosts: hosts and networks with private addresses that Volumes may be imported from.
     """
 
-    def __init__(self, data_dir: Path, *, endpoint: str | None = None, default: str | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        endpoint: str | None = None,
+        default: str | None = None,
+        source_hosts: Sequence[str] = (),
+    ) -> None:
         self._imports = data_dir / "imports"
         self._endpoint = endpoint
+        self._source_hosts = tuple(source_hosts)
         self._default = default
         self._pins: dict[tuple[str, str], tuple[float, str]] = {}
         self._running: dict[str, asyncio.Task[ImportState]] = {}
@@ -109,9 +119,12 @@ class ModelService:
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="model-hub")
 
     @classmethod
-    def from_environment(cls, data_dir: Path, default: str | None = None) -> ModelService:
+    def from_environment(
+        cls, data_dir: Path, default: str | None = None, source_hosts: Sequence[str] = ()
+    ) -> ModelService:
         """The service for this machine: a mirror named by `HF_ENDPOINT` is used as huggingface_hub would."""
-        return cls(data_dir, endpoint=os.environ.get("HF_ENDPOINT") or None, default=default)
+        endpoint = os.environ.get("HF_ENDPOINT") or None
+        return cls(data_dir, endpoint=endpoint, default=default, source_hosts=source_hosts)
 
     def default_model(self, *, has_gpu: bool) -> str:
         """URI of the model that runs get which name none."""
@@ -163,23 +176,28 @@ class ModelService:
             return await asyncio.wait_for(looking, LOOKUP_TIMEOUT_S)
         except TimeoutError:
             raise _no_hub(ref, f"no answer within {LOOKUP_TIMEOUT_S:g} s") from None
-        except importer.ImportFailed as failure:
+        except ImportFailed as failure:
             if failure.transient:
                 raise _no_hub(ref, failure.message) from None
             refusal: type[NodusError] = NotFound if failure.reason == "ModelNotFound" else Invalid
             raise refusal(failure.message, fix=failure.fix) from None
 
-    def begin(self, volume_uid: str, source: Mapping[str, Any], token: str | None = None) -> None:
+    def begin(
+        self, volume_uid: str, source: Mapping[str, Any], credentials: Mapping[str, str], limit_bytes: int
+    ) -> None:
         """Start the import of a Volume's first revision, unless it runs or is whole; returns at once.
 
         Args:
             volume_uid: uid of the Volume; the import's key.
             source: its `spec.source`, with a full commit.
-            token: the hub's token, for gated repositories.
+            credentials: values of the source's Secret by key; empty without one.
+            limit_bytes: the most bytes that it may bring.
         """
         if volume_uid not in self._running:
             self._finished.pop(volume_uid, None)
-            self._running[volume_uid] = asyncio.create_task(self._import(volume_uid, source, token))
+            request = _request(source, self._imports / volume_uid, self._endpoint, credentials)
+            request |= {"limitBytes": limit_bytes, "allowed": self._source_hosts}
+            self._running[volume_uid] = asyncio.create_task(self._import(volume_uid, source, request))
 
     def state(self, volume_uid: str) -> ImportState:
         """Where an import stands; one that was never begun is simply not done."""
@@ -214,32 +232,32 @@ class ModelService:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _import(self, uid: str, source: Mapping[str, Any], token: str | None) -> ImportState:
+    async def _import(self, uid: str, source: Mapping[str, Any], request: Mapping[str, Any]) -> ImportState:
         work = self._imports / uid
         await asyncio.to_thread(work.mkdir, parents=True, exist_ok=True)
         try:
-            result = await _run(_request(source, work, self._endpoint, token), work)
+            result = await _run(json.dumps(request).encode(), work)
         except OSError as error:
-            return ImportState(failure=importer.ImportFailed("ImportFailed", str(error), transient=True))
+            return ImportState(failure=ImportFailed("ImportFailed", str(error), transient=True))
         if not result.get("ok"):
-            failure = importer.ImportFailed(
+            failure = ImportFailed(
                 str(result.get("reason", "ImportFailed")),
                 str(result.get("message", "the import ended without a result")),
                 str(result.get("fix", "")),
                 transient=bool(result.get("transient", True)),
             )
             return ImportState(failure=failure)
-        files = work / importer.FILES_DIR
+        files = work / FILES_DIR
         provenance = {key: value for key, value in (source.get("huggingface") or {}).items() if key != "secret"}
         return ImportState(done=Imported(files, tuple(result["files"]), provenance | (result.get("provenance") or {})))
 
     def _progress(self, uid: str) -> ImportState:
         work = self._imports / uid
         try:
-            plan = json.loads((work / importer.PLAN_FILE).read_text(encoding="utf-8"))
+            plan = json.loads((work / PLAN_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return ImportState()
-        files = work / importer.FILES_DIR
+        files = work / FILES_DIR
         # Finished files and, below .cache, the partial ones.
         done = sum(path.stat().st_size for path in files.rglob("*") if path.is_file()) if files.is_dir() else 0
         total = int(plan["bytes"])
@@ -275,18 +293,29 @@ def _no_hub(ref: HubModel, why: str) -> Unavailable:
     )
 
 
-def _request(source: Mapping[str, Any], work: Path, endpoint: str | None, token: str | None) -> bytes:
+def hub_token(credentials: Mapping[str, str]) -> str | None:
+    """The model hub's token among the values of a Secret: its `HF_TOKEN`, else its only value."""
+    return credentials.get("HF_TOKEN") or (next(iter(credentials.values())) if len(credentials) == 1 else None)
+
+
+def _request(
+    source: Mapping[str, Any], work: Path, endpoint: str | None, credentials: Mapping[str, str]
+) -> dict[str, Any]:
     hub = source.get("huggingface") or {}
     request = {
+        **{name: source[name] for name in ("url", "git", "s3") if source.get(name)},
+        "credentials": dict(credentials),
         "library": source.get("library"),
         "repo": hub.get("repo"),
         "revision": hub.get("revision"),
         "type": hub.get("type", "model"),
         "endpoint": endpoint,
-        "token": token,
+        "token": hub_token(credentials),
         "directory": str(work),
     }
-    return json.dumps(request).encode()
+    if isinstance(request.get("url"), str):
+        request["url"] = {"url": request["url"]}
+    return request
 
 
 async def _run(request: bytes, work: Path) -> dict[str, Any]:
