@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import subprocess
@@ -10,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
+from tests._browser import approve
 from tests.acceptance.test_cli import NODUS, Machine
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
@@ -36,19 +35,6 @@ def laptop(tmp_path: Path) -> Machine:
 def url_of(server: Machine) -> str:
     url: str = json.loads(server.ok("status", "-o", "json"))["url"]
     return url
-
-
-def approve(address: str, credential: str, **fields: str) -> str:
-    """Open the page, send its form, follow where it leads; return the last page's text."""
-    with httpx.Client(headers={"Accept": "text/html"}, timeout=20) as browser:
-        page = browser.get(address)
-        hidden = re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', page.text)
-        data = {name: html.unescape(value) for name, value in hidden}
-        data |= {"credential": credential, "decision": "approve"} | fields
-        parts = urlsplit(address)
-        origin = f"{parts.scheme}://{parts.netloc}"
-        answer = browser.post(f"{origin}{parts.path}", data=data, headers={"Origin": origin})
-        return browser.get(answer.headers["Location"]).text if answer.status_code == 303 else answer.text
 
 
 def login(laptop: Machine, *words: str) -> tuple[subprocess.Popen[str], list[str]]:

@@ -15,11 +15,12 @@ from nodus.core.errors import Forbidden, NotFound
 from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
 from nodus.server.api import attach, attempt_api, auditing, blobs, discovery, openapi, reading, resources, usage
-from nodus.server.api.auth import CATALOG_PROJECT, authenticate, whoami
+from nodus.server.api.auth import CATALOG_PROJECT, Standing, authenticate, whoami
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
 from nodus.server.api.middleware import RequestMiddleware
 from nodus.server.api.routes import Operation, Param, subresource
+from nodus.server.api.streaming import StreamResponse
 from nodus.server.login import routes as login_routes
 from nodus.server.login.grants import org_name
 from nodus.server.login.limits import Limits
@@ -86,6 +87,8 @@ def _authenticated(services: Services, operation: Operation) -> Route:
             params["project"] = checked_name(PROJECT, params["project"])
         call = Call(request, services, principal, params)
         response = await operation.handler(call)
+        if isinstance(response, StreamResponse):
+            response.check = Standing(request, services).check
         await auditing.note_request(call, response)
         return response
 

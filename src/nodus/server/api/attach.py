@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from nodus.core.errors import BadRequest, NodusError, SandboxNotRunning, StdinBackpressure
 from nodus.core.ids import new_id
 from nodus.core.kinds import PROCESS, PROJECT, Kind
-from nodus.server.api.auth import authenticate
+from nodus.server.api.auth import Standing, authenticate
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import error_response, json_bytes
 from nodus.server.api.middleware import to_nodus_error
@@ -52,18 +52,18 @@ def endpoint(services: Services) -> Callable[[WebSocket], Awaitable[None]]:
     async def serve(socket: WebSocket) -> None:
         request_id = new_id("req")
         try:
-            process, service = await _open(socket, services, request_id)
+            process, service, standing = await _open(socket, services, request_id)
         except Exception as raised:  # noqa: BLE001 - the boundary of a request: whatever it is becomes a Status
             error = to_nodus_error(raised)
             await socket.send_denial_response(error_response(error, request_id, {"X-Request-Id": request_id}))
             return
         await socket.accept(PROTOCOL, headers=[(b"x-request-id", request_id.encode())])
-        await _Attached(socket, service, process, request_id, services.stopping).run()
+        await _Attached(socket, service, process, request_id, services.stopping, standing).run()
 
     return serve
 
 
-async def _open(socket: WebSocket, services: Services, request_id: str) -> tuple[Object, SandboxService]:
+async def _open(socket: WebSocket, services: Services, request_id: str) -> tuple[Object, SandboxService, Standing]:
     """Find the process that a handshake asks for, as a request for it would.
 
     Raises:
@@ -78,7 +78,7 @@ async def _open(socket: WebSocket, services: Services, request_id: str) -> tuple
     process = await found(call, PROCESS, "update", "attach")
     if PROTOCOL not in socket.scope.get("subprotocols", ()):
         raise BadRequest(f"the handshake does not offer {PROTOCOL}", fix=f"Offer the subprotocol {PROTOCOL}.")
-    return process, service_of(call)
+    return process, service_of(call), Standing(request, services)
 
 
 class _Attached:
@@ -90,16 +90,19 @@ class _Attached:
         process: The process.
         reader: Names this connection.
         stopping: Set when the server stops; the connection ends then, the process does not.
+        standing: Whether the key of the handshake still holds; the connection ends with it.
     """
 
     def __init__(
-        self, socket: WebSocket, service: SandboxService, process: Object, reader: str, stopping: asyncio.Event
-    ) -> None:
+        self, socket: WebSocket, service: SandboxService, process: Object, reader: str, stopping: asyncio.Event,
+        standing: Standing,
+    ) -> None:  # fmt: skip
         self._socket = socket
         self._service = service
         self._process = process
         self._reader = reader
         self._stopping = stopping
+        self._standing = standing
         query = socket.query_params
         self._channels = {
             stream: channel for stream, channel in _CHANNELS.items() if query.get(stream, "true") != "false"
@@ -134,6 +137,7 @@ class _Attached:
             channel = self._channels.get(piece.stream)
             if channel is None:
                 continue
+            await self._standing.check()
             for start in range(0, len(piece.data), PIECE_BYTES):
                 await self._socket.send_bytes(bytes([channel]) + piece.data[start : start + PIECE_BYTES])
         await self._tell(_ending(await self._service.state(self._process)))
@@ -149,6 +153,7 @@ class _Attached:
                 return
             data = message.get("bytes") or (message.get("text") or "").encode()
             if data:
+                await self._standing.check()
                 await self._take(data[0], data[1:])
 
     async def _take(self, channel: int, content: bytes) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from nodus.core.errors import Forbidden, Unauthorized
 
 
 class StreamResponse(Response):
@@ -30,6 +32,8 @@ class StreamResponse(Response):
         super().__init__(None, 200, dict(headers or {}), media_type)
         self._body = body
         self._stopping = stopping
+        self.check: Callable[[], Awaitable[None]] | None = None
+        """Raises once the caller may get no more of it; looked at before each chunk."""
         # The length is not known; the server chunks the body.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
@@ -55,6 +59,14 @@ class StreamResponse(Response):
 
     async def _send(self, send: Send) -> None:
         async for chunk in self._body:
+            try:
+                if self.check is not None:
+                    await self.check()
+            except (Unauthorized, Forbidden) as error:
+                if self.media_type is not None and self.media_type.startswith("text/"):
+                    line = f"\n[nodus: {error.message}]\n".encode()
+                    await send({"type": "http.response.body", "body": line, "more_body": True})
+                return
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 

@@ -1,0 +1,50 @@
+"""Long answers end with the credential that asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from nodus.core.errors import Unauthorized
+from nodus.server.api.streaming import StreamResponse
+
+
+async def serve(media_type: str, good: int) -> list[bytes]:
+    """What a client gets of five chunks when the credential holds for the first ``good`` of them."""
+    checked, sent = 0, []
+
+    async def body() -> AsyncIterator[bytes]:
+        for number in range(5):
+            yield f"line {number}\n".encode()
+
+    async def check() -> None:
+        nonlocal checked
+        checked += 1
+        if checked > good:
+            raise Unauthorized("the key was revoked")
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    response = StreamResponse(body(), asyncio.Event(), media_type)
+    response.check = check
+    await response({"type": "http"}, receive, send)
+    return [chunk for chunk in sent if chunk]
+
+
+@pytest.mark.parametrize(("media_type", "told"), [("text/plain; charset=utf-8", True), ("application/json", False)])
+async def test_nothing_is_sent_after_the_key_was_revoked(media_type: str, told: bool) -> None:
+    got = await serve(media_type, good=2)
+    assert got[:2] == [b"line 0\n", b"line 1\n"]
+    assert got[2:] == ([b"\n[nodus: the key was revoked]\n"] if told else [])
+
+
+async def test_everything_is_sent_while_it_holds() -> None:
+    assert len(await serve("text/plain", good=9)) == 5
