@@ -76,7 +76,16 @@ def print_results(results: Sequence[JsonObject], output: str, dry_run: str) -> N
         return
     from nodus.cli.formats import as_list, print_object
 
-    print_object(results[0] if len(results) == 1 else as_list(results), output)
+    shown = [_without_values(obj) for obj in results]
+    print_object(shown[0] if len(shown) == 1 else as_list(shown), output)
+
+
+def _without_values(obj: JsonObject) -> JsonObject:
+    """Return a Secret as it may be printed: a client's dry run still has the values of the manifest."""
+    spec = obj.get("spec")
+    if obj.get("kind") != "Secret" or not isinstance(spec, dict) or not isinstance(spec.get("stringData"), dict):
+        return obj
+    return obj | {"spec": spec | {"stringData": dict.fromkeys(spec["stringData"], "(hidden)")}}
 
 
 def print_warnings(obj: JsonObject) -> None:

@@ -102,6 +102,12 @@ def test_secret_values_go_to_the_server_and_nowhere_else(
     for value in sent["stringData"].values():
         assert value.strip() not in said.out + said.err
     assert planned(capsys, "secret", "s", "--from-literal", "A=hush")["spec"]["stringData"] == {"A": "(hidden)"}
+    manifest = {"apiVersion": "nodus.dev/v1", "kind": "Secret", "metadata": {"name": "s"}}
+    manifest["spec"] = {"stringData": {"A": "hush"}}
+    (tmp_path / "secret.json").write_text(json.dumps(manifest))
+    for verb in ("apply", "create"):
+        assert cli.main([verb, "-f", "secret.json", "--dry-run=client", "-o", "yaml"]) == 0
+        assert "hush" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,4 @@ def create(
     spec: JsonObject = {"stringData": collect(literals, files, env_files)}
     if form is not None:
         spec["type"] = form
-    if dry_run == "client":  # nothing is sent, and what is printed holds no values
-        spec["stringData"] = dict.fromkeys(spec["stringData"], "(hidden)")
     create_one(session, manifest("Secret", name, spec), dry_run, output)
