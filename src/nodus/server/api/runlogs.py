@@ -7,6 +7,7 @@ import bisect
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -272,21 +273,35 @@ class _Stamper:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._at_line_start = True
+        self._stamps: list[tuple[int, int]] = []
+        self._starts: list[int] = []
+        self._known_to = -1
+        """The times are of the output up to here."""
 
     def stamp(self, offset: int, data: bytes) -> bytes:
         """The lines of one piece with their times. Reads files."""
+        if offset + len(data) > self._known_to:
+            self._known_to = logstore.size(self._directory)
+            self._stamps = logstore.stamps(self._directory)
+            self._starts = [start for start, _ in self._stamps]
         return b"".join(self._stamped(offset, data))
 
     def _stamped(self, offset: int, data: bytes) -> Iterator[bytes]:
-        stamps = logstore.stamps(self._directory)
-        starts = [start for start, _ in stamps]
-        for line in data.splitlines(keepends=True):
+        """Cut the data where the time changes; what was written at one time is stamped in one go."""
+        first = max(0, bisect.bisect_right(self._starts, offset) - 1)
+        last = bisect.bisect_left(self._starts, offset + len(data))
+        cuts = [max(0, start - offset) for start in self._starts[first + 1 : last]]
+        for number, (start, end) in enumerate(pairwise([0, *cuts, len(data)]), start=first):
+            part = data[start:end]
+            if not part:
+                continue
+            moment = _rfc3339_ms(self._stamps[number][1] if self._stamps else 0) + b" "
+            ends = part.endswith(b"\n")
             if self._at_line_start:
-                position = bisect.bisect_right(starts, offset) - 1
-                yield _rfc3339_ms(stamps[position][1] if position >= 0 else 0) + b" "
-            yield line
-            self._at_line_start = line.endswith(b"\n")
-            offset += len(line)
+                yield moment
+            yield (part[:-1] if ends else part).replace(b"\n", b"\n" + moment)
+            yield b"\n" if ends else b""
+            self._at_line_start = ends
 
 
 def _rfc3339_ms(moment_ns: int) -> bytes:
