@@ -37,7 +37,7 @@ from nodus.server.store.writer import GroupWriter, Job
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SEQUENCES = ("rv", "pruned", "taskevents", "audit")
+_SEQUENCES = ("rv", "pruned", "taskevents")
 
 
 class Store:

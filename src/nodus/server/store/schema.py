@@ -53,7 +53,7 @@ sequences = Table(
     Column("name", String(63), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""Counters: ``rv`` is the last resourceVersion given out, ``taskevents`` and ``audit`` the last numbers of those."""
+"""Counters: ``rv`` is the last resourceVersion given out, ``taskevents`` the last task-event number."""
 
 objects = Table(
     "objects",
@@ -280,7 +280,8 @@ logins = Table(
 audit = Table(
     "audit",
     metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    # Given by the database: a counter of ours would cost every write another statement.
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     _org(),
     Column("at_us", BigInteger, nullable=False),
     Column("user", String(63), nullable=False),
@@ -294,8 +295,7 @@ audit = Table(
     # Paths that changed, as a JSON list; never values.
     Column("fields", Text, nullable=False),
     Column("request_id", String(128), nullable=False),
-    Index(None, "org", "project", "seq"),
-    Index(None, "at_us"),
+    Index(None, "org", "user", "seq"),
 )
 """What was written, by whom, append-only; pruned by age and number."""
 
