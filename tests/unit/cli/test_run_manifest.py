@@ -74,6 +74,10 @@ def test_least_that_can_be_said() -> None:
         ("--checkpoint /a --checkpoint /b --continuity restartable",
          {"recovery": {"checkpoint": {"paths": ["/a", "/b"]}, "continuity": "Restartable"}}),
         ("--completions 8 --parallelism 2 --backoff-limit 1", {"completions": 8, "parallelism": 2, "backoffLimit": 1}),
+        (
+            "--git https://example.com/x.git --git-ref v1 --git-path sub",
+            {"source": {"git": {"repo": "https://example.com/x.git", "ref": "v1", "path": "sub"}}},
+        ),
         ("--no-warm --image nodus/base --workdir /d",
          {"scaledownWindow": "0s", "image": "nodus/base", "workingDir": "/d"}),
     ],
@@ -93,7 +97,7 @@ def test_labels_and_name_are_metadata() -> None:
 @pytest.mark.parametrize(
     "flags",
     ["--env A", "--env =x", "--volume a", "--volume a:b", "--volume a:/b:rx", "--output n", "--output n=rel",
-     "--secret s@x", "--label a", "--timeout soon", "--interruptible=sometimes", "--completions 0"],
+     "--secret s@x", "--label a", "--timeout soon", "--interruptible=sometimes", "--completions 0", "--git-ref x"],
 )  # fmt: skip
 def test_what_can_not_be_read_is_wrong_usage(flags: str) -> None:
     with pytest.raises(click.UsageError):

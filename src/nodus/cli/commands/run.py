@@ -59,6 +59,9 @@ def _words(*words: str) -> click.Choice[str]:
 @click.option("--continuity", type=_words("checkpointed", "restartable", "ephemeral"), help="After a lost machine.")
 @click.option("--no-source", is_flag=True, help="Do not upload the current directory.")
 @click.option("--allow-large-source", is_flag=True, help="Upload more than 500 MiB, compressed.")
+@click.option("--git", metavar="URL", help="Take the source from a repository, not from the current directory.")
+@click.option("--git-ref", metavar="REF", help="With --git: branch, tag or commit.")
+@click.option("--git-path", metavar="DIR", help="With --git: a directory of it.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the Job is created.")
 @click.option("--dry-run", is_flag=True, help="Print the estimate only.")
 @click.option("--keep", is_flag=True, help="Keep the Job for good, not for 30 days after its end.")
@@ -141,7 +144,7 @@ def _check_words(words: tuple[str, ...]) -> None:
 
 def _add_source(session: Session, document: JsonObject, flags: dict[str, Any]) -> str | None:
     """Upload the current directory and name it in the document; return its sha256."""
-    if flags["no_source"]:
+    if flags["git"] or flags["no_source"]:
         return None
     from nodus.cli.progress import Waiting
     from nodus.client.source import packed
@@ -167,6 +170,9 @@ def manifest(words: tuple[str, ...], flags: dict[str, Any]) -> JsonObject:
     Raises:
         click.UsageError: When a flag can't be read.
     """
+    git = _given(repo=flags["git"], ref=flags["git_ref"], path=flags["git_path"])
+    if git and not flags["git"]:
+        raise click.UsageError("--git-ref and --git-path go with --git URL.")
     spec = _given(
         command=list(words),
         image=flags["image"],
@@ -175,6 +181,7 @@ def manifest(words: tuple[str, ...], flags: dict[str, Any]) -> JsonObject:
         secrets=[_secret(text) for text in flags["secret"]] or None,
         volumes=[_volume(text) for text in flags["volume"]] or None,
         outputs=[{"name": key, "path": path} for key, path in _pairs(flags, "output", "NAME=/path", path=True)] or None,
+        source={"git": git} if git else None,
         workingDir=flags["workdir"],
         timeout=flags["timeout"],
         backoffLimit=flags["backoff_limit"],

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.compute.local.backend import LocalBackend
+    from nodus.server.controllers.gitsource import GitSources
     from nodus.server.controllers.lookups import Lookups
     from nodus.server.store import Store
     from nodus.server.store.objects import Object
@@ -57,6 +58,8 @@ ACCEPT_ANNOTATION = "nodus.dev/accept-image"
 """On a Job: the digest of an image it may go on with, though it began with another."""
 LATE_S = 15.0
 """How long after a Job's timeout what should have ended itself is stopped from here."""
+SOURCE_INTERVAL_S = 1.0
+"""How often a fetch under way is asked how it stands."""
 _COPIED = ("message", "fix")
 
 
@@ -104,12 +107,22 @@ class JobController(BaseController):
         clock: Where time comes from.
         store: Where what Jobs wrote to Volumes is committed.
         lookups: What they wrote.
+        sources: Fetches git sources; without it Jobs that have one fail.
     """
 
     kind = JOB
     watches: tuple[Kind, ...] = (ATTEMPT,)
 
-    def __init__(self, node: str, backend: LocalBackend, clock: Clock, store: Store, lookups: Lookups) -> None:
+    def __init__(
+        self,
+        node: str,
+        backend: LocalBackend,
+        clock: Clock,
+        store: Store,
+        lookups: Lookups,
+        sources: GitSources | None = None,
+    ) -> None:
+        self._sources = sources
         self._node = node
         self._backend = backend
         self._clock = clock
@@ -140,12 +153,27 @@ class JobController(BaseController):
         return dataclasses.replace(outcome, status=_pinned(ctx, outcome.status)) if outcome.status else outcome
 
     async def act(self, ctx: Context, action: Action) -> ActionResult:
-        """Commit what the Job wrote to Volumes."""
-        if action.name != "commit":
-            raise NotImplementedError(action.name)
+        """Fetch the source, or commit what the Job wrote to Volumes."""
+        match action.name:
+            case "source":
+                return await self._fetch(ctx.job, action)
+            case "commit":
+                return await self._commit(ctx.job, action)
+            case other:
+                raise NotImplementedError(other)
+
+    async def _fetch(self, job: Object, action: Action) -> ActionResult:
+        if self._sources is None:
+            return ActionResult(action.key, action.name, {"reason": "SourceUnsupported"}, error="no source is fetched")
+        state = await self._sources.ask(job)
+        if state.reason is not None:
+            return ActionResult(action.key, action.name, {"reason": state.reason, "fix": state.fix}, state.message)
+        return ActionResult(action.key, action.name, {"source": state.source, "message": state.message})
+
+    async def _commit(self, job: Object, action: Action) -> ActionResult:
         try:
-            for volume, tree in await asyncio.to_thread(self._lookups.written, ctx.job):
-                await self._store.write(self._lookups.commit, ctx.job, volume, tree)
+            for volume, tree in await asyncio.to_thread(self._lookups.written, job):
+                await self._store.write(self._lookups.commit, job, volume, tree)
         except NodusError as error:
             if error.retryable:
                 raise
@@ -154,6 +182,8 @@ class JobController(BaseController):
 
     async def gone(self, uid: str) -> None:
         """Delete the state that a deleted Job kept."""
+        if self._sources is not None:
+            await self._sources.forget(uid)
         await self._backend.release_state(uid)
 
 
@@ -267,6 +297,8 @@ def _decide_next(ctx: Context, now: datetime) -> Outcome:
         return _end(ctx, now, "Failed", reason="DeadlineExceeded", message=message)
     if ctx.last is not None and (changed := _decide_changed_image(ctx)) is not None:
         return changed
+    if (ctx.spec.get("source") or {}).get("git") and "source" not in (ctx.job.status.get("pinned") or {}):
+        return _decide_source(ctx, now)
     status = _status(ctx)
     before = ctx.job.status.get("phase")
     if jobslots.is_indexed(ctx.spec) and before == "Running":
@@ -274,6 +306,25 @@ def _decide_next(ctx: Context, now: datetime) -> Outcome:
     else:
         status["phase"] = "Recovering" if before in ("Running", "Recovering") else "Queued"
     return _more(ctx, status, 0, [], None, now)
+
+
+def _decide_source(ctx: Context, now: datetime) -> Outcome:
+    """Fetch the git source before the first attempt, and fix it: all attempts run the same files."""
+    result = ctx.result
+    if result is None or result.name != "source":
+        return Outcome(action=Action("source", f"{ctx.job.uid}/source"))
+    if result.error is not None:
+        ended = _end(ctx, now, "Failed", reason=result.value["reason"], message=result.error)
+        fix = {"fix": result.value["fix"]} if result.value.get("fix") else {}
+        return dataclasses.replace(ended, status={**(ended.status or {}), **fix})
+    status = {**_status(ctx), "phase": "Queued"}
+    if result.value["source"] is None:
+        status |= {"reason": "FetchingSource", "message": result.value["message"]}
+        return Outcome(status=status, requeue_after_s=SOURCE_INTERVAL_S)
+    commit = str(result.value["source"].get("commit"))
+    status["pinned"] = {**(status.get("pinned") or {}), "source": dict(result.value["source"])}
+    note = EventNote("Normal", "SourceFixed", f"the source is fixed to commit {commit[:12]}")
+    return Outcome(status=status, events=[note], requeue_after_s=0.0)
 
 
 def _more(

@@ -14,6 +14,7 @@ from nodus.core.ids import new_uid
 from nodus.core.kinds import ATTEMPT
 from nodus.server.compute.local.backend import LocalBackend
 from nodus.server.controllers.attempt import AttemptController
+from nodus.server.controllers.gitsource import GitSources
 from nodus.server.controllers.job import JobController
 from nodus.server.controllers.lookups import Lookups
 from nodus.server.controllers.runtime import Controller, Manager
@@ -69,7 +70,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     node = node_id(data_dir)
     lookups = Lookups(services)
     attempts = AttemptController(services.store, backend, lookups, node, services.clock)
-    jobs = JobController(node, backend, services.clock, services.store, lookups)
+    jobs = JobController(node, backend, services.clock, services.store, lookups, GitSources(services))
     sandboxes = SandboxController(node, backend)
     controllers: list[Controller[Any]] = [jobs, attempts, sandboxes, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)

@@ -17,6 +17,7 @@ from nodus.core.durations import parse_duration
 from nodus.core.errors import Cause, SecretValueInEnv, Unsupported
 from nodus.core.kinds import SECRET, VOLUME
 from nodus.core.kinds.job import JobSpec
+from nodus.server.kinds import sources
 from nodus.server.store import objects, secret_values, volumes
 from nodus.server.training.resources import quantity
 
@@ -216,7 +217,9 @@ def check_env(
             reference = variable.value_from.secret_key_ref
             secret = _secret(conn, found, f"{path}.valueFrom.secretKeyRef.name", reference.name)
             keys = secret.status.get("keys") if secret is not None else None
-            if keys is not None and reference.key not in keys:
+            if secret is not None and reference.version is not None:
+                _check_version(conn, found, f"{path}.valueFrom.secretKeyRef.version", secret, reference.version)
+            elif keys is not None and reference.key not in keys:
                 there = ", ".join(keys) or "none"
                 found.reject(
                     f"{path}.valueFrom.secretKeyRef.key", f"{reference.name} has no {reference.key!r}: {there}"
@@ -224,9 +227,13 @@ def check_env(
     for number, given in enumerate(secrets):
         secret = _secret(conn, found, f"spec.secrets[{number}].name", given.name)
         if secret is not None and given.version is not None:
-            known = [version for version, _ in secret_values.versions(conn, secret.uid)]
-            if given.version not in known:
-                found.reject(f"spec.secrets[{number}].version", f"{given.name} has no version {given.version}")
+            _check_version(conn, found, f"spec.secrets[{number}].version", secret, given.version)
+
+
+def _check_version(conn: Connection, found: Findings, path: str, secret: Object, version: int) -> None:
+    known = [number for number, _ in secret_values.versions(conn, secret.uid)]
+    if version not in known:
+        found.reject(path, f"{secret.name} has no version {version}; it has {', '.join(map(str, known))}")
 
 
 def _secret(conn: Connection, found: Findings, path: str, name: str) -> Object | None:
@@ -378,7 +385,7 @@ def check_inputs(conn: Connection, services: Services, found: Findings, spec: Jo
         if (spec.source.blob is None) == (spec.source.git is None):
             found.reject("spec.source", "needs exactly one of blob and git")
         if spec.source.git is not None:
-            found.refuse("spec.source.git", "git sources are not built yet; upload the files: spec.source.blob")
+            sources.check_repository(found.draft, spec.source.git.repo, spec.source.git.ref, spec.source.git.path)
         if spec.source.blob is not None:
             found.draft.check_blob(conn, services, "spec.source.blob", spec.source.blob)
     for number, item in enumerate(spec.inputs):

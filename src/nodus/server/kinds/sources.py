@@ -46,14 +46,26 @@ def check(conn: Connection, draft: Draft, source: VolumeSource) -> None:
 def _check_git(conn: Connection, draft: Draft, source: VolumeSource) -> None:
     git = source.git
     assert git is not None
-    _check_address(draft, "spec.source.git.repo", git.repo)
-    if git.ref is not None and (not _REF.fullmatch(git.ref) or ".." in git.ref):
-        draft.reject("spec.source.git.ref", f"{git.ref[:80]!r} is no commit, branch or tag")
-    if git.path is not None and any(part in ("..", ".git") for part in git.path.split("/")):
-        draft.reject("spec.source.git.path", f"{git.path[:80]!r} leads out of the repository's files")
+    check_repository(draft, git.repo, git.ref, git.path)
+    _check_secret(conn, draft, "git", git.secret)
+
+
+def check_repository(draft: Draft, repo: str, ref: str | None, path: str | None) -> None:
+    """Note every mistake in ``spec.source.git``, a Volume's or a Job's.
+
+    Args:
+        draft: Where mistakes go.
+        repo: Address of the repository.
+        ref: Commit, branch or tag.
+        path: Directory in it.
+    """
+    _check_address(draft, "spec.source.git.repo", repo)
+    if ref is not None and (not _REF.fullmatch(ref) or ".." in ref):
+        draft.reject("spec.source.git.ref", f"{ref[:80]!r} is no commit, branch or tag")
+    if path is not None and any(part in ("..", ".git") for part in path.split("/")):
+        draft.reject("spec.source.git.path", f"{path[:80]!r} leads out of the repository's files")
     if shutil.which("git") is None:
         draft.reject("spec.source.git", "the server has no git; install it there: apt-get install git", NOT_BUILT)
-    _check_secret(conn, draft, "git", git.secret)
 
 
 def _check_s3(conn: Connection, draft: Draft, source: VolumeSource) -> None:
