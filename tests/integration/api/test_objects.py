@@ -175,6 +175,8 @@ async def test_cap_may_rise_and_not_fall(api: Api) -> None:
     await api.ok("POST", JOBS, json=job(maxCostUSD="5.00"))
     assert (await api.patch(f"{JOBS}/j1", {"spec": {"maxCostUSD": "6"}})).status_code == 200
     refused = await api.patch(f"{JOBS}/j1", {"spec": {"maxCostUSD": "1.00"}})
+    assert (refused.status_code, refused.json()["reason"]) == (409, "FieldImmutable")
+    assert refused.json()["details"]["diff"] == {"spec.maxCostUSD": {"old": "6", "new": "1.00"}}
     assert causes(refused.json()) == {"spec.maxCostUSD": "may only rise; it is 6 now"}
 
 

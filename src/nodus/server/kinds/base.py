@@ -225,8 +225,7 @@ def check_immutable(kind: Kind, old_spec: Mapping[str, Any], new_spec: Mapping[s
     """Refuse changes of fields that can't change, comparing decoded values so that spellings don't matter.
 
     Raises:
-        FieldImmutable: naming each changed field with both values.
-        Invalid: money that may only rise would fall.
+        FieldImmutable: naming each changed field, and money that may only rise and would fall, with both values.
     """
     before, after = _normal(kind, old_spec), _normal(kind, new_spec)
     paths = sorted(set(before) | set(after)) if "*" in kind.immutable else kind.immutable
@@ -245,7 +244,7 @@ def check_immutable(kind: Kind, old_spec: Mapping[str, Any], new_spec: Mapping[s
             ],
         )
     for path in kind.raise_only:
-        _check_raise(path, _at(before, path), _at(after, path))
+        _check_raise(kind, path, _at(before, path), _at(after, path))
 
 
 MOST_CHANGES = 5
@@ -273,12 +272,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _check_raise(path: str, before: Any, after: Any) -> None:
-    if before == after or before is None:
+def _check_raise(kind: Kind, path: str, before: Any, after: Any) -> None:
+    if before == after or before is None or (after is not None and parse_usd(after) >= parse_usd(before)):
         return
-    if after is None or parse_usd(after) < parse_usd(before):
-        message = f"may only rise; it is {before} now"
-        raise Invalid(f"spec.{path} {message}", causes=[Cause(f"spec.{path}", "FieldValueInvalid", message)])
+    message = f"may only rise; it is {before} now"
+    raise FieldImmutable(
+        f"spec.{path} {message}",
+        fix="Give a higher one, or leave it as it is.",
+        details={"diff": {f"spec.{path}": {"old": before, "new": after}}, "kind": kind.plural},
+        causes=[Cause(f"spec.{path}", "FieldValueForbidden", message)],
+    )
 
 
 def _normal(kind: Kind, spec: Mapping[str, Any]) -> dict[str, Any]:

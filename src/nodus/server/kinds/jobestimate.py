@@ -8,14 +8,13 @@ from nodus.core.clock import parse_rfc3339
 from nodus.core.durations import parse_duration
 from nodus.core.kinds.job import JobSpec
 from nodus.server import accelerators
-from nodus.server.training.resources import Shape, quantity
+from nodus.server.training.resources import START_UP, Shape, quantity
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 FREE = "0.00"
 """Runs on one's own machine cost nothing."""
-COLD_START = {"p50": "1s", "p90": "3s"}
 
 
 def estimate(spec: JobSpec, shapes: list[Shape], now: datetime) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def estimate(spec: JobSpec, shapes: list[Shape], now: datetime) -> dict[str, Any
     found: dict[str, Any] = {
         "costUSD": {"p50": FREE, "p90": FREE},
         "holdUSD": FREE,
-        "startup": {"cold": dict(COLD_START), "warm": dict(COLD_START)},
+        "startup": {"cold": dict(START_UP), "warm": dict(START_UP)},
         "topology": {"nodes": 1, "gpusPerNode": gpu_count(spec)},
         "warnings": [{"code": code, "message": message} for code, message in _warnings(spec, now)],
         "blockingReasons": [] if fitting else _blocking(spec, shapes),

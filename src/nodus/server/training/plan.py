@@ -20,7 +20,7 @@ from nodus.server.training import compile as compiler
 from nodus.server.training import lookups, parameters, rules
 from nodus.server.training.compile import Compiled, EnvironmentPin, ModelPin, RuntimePin
 from nodus.server.training.references import BadReference, HubModel, LibraryModel, parse_model
-from nodus.server.training.resources import Chosen, Notice, choose, quantity
+from nodus.server.training.resources import START_UP, Chosen, Notice, choose, quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -340,10 +340,13 @@ def _money_and_time(chosen: Chosen, seconds: float, spec: Mapping[str, Any]) -> 
     nodes = int(parameters.lookup(spec, "resources.nodes") or 1)
     result: dict[str, Any] = {"topology": {"nodes": nodes, "gpusPerNode": chosen.gpus}}
     if chosen.shape is not None:
-        result["placementPreview"] = {"offering": chosen.shape.name}
-        rate = parse_usd(chosen.shape.price_usd_per_hour) if seconds else 0
+        result["placementPreview"] = {"offering": chosen.shape.name, "regionClass": "local", "interruptible": False}
+        result["startup"] = {"cold": dict(START_UP), "warm": dict(START_UP)}
+        rate = parse_usd(chosen.shape.price_usd_per_hour)
         cost = [math.ceil(rate * seconds * factor / 3600) for factor in (1.0, 1.5)]
+        result["rateUSDPerHour"] = format_usd(rate)
         result["costUSD"] = {"p50": format_usd(cost[0]), "p90": format_usd(cost[1])}
+        result["holdUSD"] = format_usd(cost[1])
     if seconds:
         result["duration"] = {"p50": format_duration(seconds), "p90": format_duration(seconds * 1.5)}
     return result

@@ -28,6 +28,10 @@ class Shape:
     price_usd_per_hour: str = "0"
 
 
+START_UP = {"p50": "1s", "p90": "3s"}
+"""From admission to the command on one's own machine, once it is free."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """A warning or blocking reason of a dry run."""
