@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from nodus.client.http import RetryPolicy
     from nodus.client.jobs import Distributed, Job
     from nodus.client.outcomes import Applied, Plan
+    from nodus.client.process import Process
+    from nodus.client.sandbox import Sandbox
     from nodus.client.training import TrainingJob
     from nodus.client.views import View
     from nodus.client.volumes import Volume
@@ -38,7 +40,9 @@ __all__ = [
     "Environment",
     "Job",
     "Plan",
+    "Process",
     "RetryPolicy",
+    "Sandbox",
     "Secret",
     "TrainingJob",
     "View",
@@ -56,7 +60,9 @@ _HOMES = {
     "Environment": "nodus.client.handles",
     "Job": "nodus.client.jobs",
     "Plan": "nodus.client.outcomes",
+    "Process": "nodus.client.process",
     "RetryPolicy": "nodus.client.http",
+    "Sandbox": "nodus.client.sandbox",
     "Secret": "nodus.client.handles",
     "TrainingJob": "nodus.client.training",
     "View": "nodus.client.views",

@@ -12,6 +12,9 @@ from nodus import errors
 from nodus.client.handles import Environment, Handle, Secret
 from nodus.client.jobs import Distributed, Job
 from nodus.client.outputs import Outputs
+from nodus.client.process import Output, Process
+from nodus.client.sandbox import Sandbox
+from nodus.client.sandboxfiles import SandboxFiles
 from nodus.client.training import TrainingJob
 from nodus.client.volumes import Volume
 from nodus.core.errors import all_errors
@@ -27,7 +30,9 @@ def test_names_of_nodus() -> None:
         "Environment",
         "Job",
         "Plan",
+        "Process",
         "RetryPolicy",
+        "Sandbox",
         "Secret",
         "TrainingJob",
         "View",
@@ -125,6 +130,20 @@ HANDLES: dict[type[Any], set[str]] = {
     Secret: {"create"},
     Volume: {"from_name", "put", "get", "list"},
     Outputs: {"list", "entries", "download", "read", "fetch"},
+    Sandbox: {"create", "wait_running", "exec", "processes", "stop", "start", "logs"},
+    Process: {"wait", "check", "write", "close_stdin", "signal", "resize", "cancel", "follow", "returncode"},
+    SandboxFiles: {
+        "read",
+        "read_text",
+        "write",
+        "list",
+        "mkdir",
+        "remove",
+        "upload",
+        "download",
+        "uploading",
+        "downloading",
+    },
 }
 
 
@@ -161,6 +180,10 @@ def test_members_of_handles(cls: type[Any]) -> None:
         (Secret, ["create"]),
         (Volume, ["from_name", "put", "get", "list"]),
         (Outputs, ["list", "download", "read"]),
+        (Sandbox, sorted(HANDLES[Sandbox])),
+        (Process, ["wait", "check", "write", "close_stdin", "signal", "resize", "cancel"]),
+        (Output, ["read", "read_bytes"]),
+        (SandboxFiles, ["read", "read_text", "write", "list", "mkdir", "remove", "upload", "download"]),
         (nodus.Client, [name for name in sorted(HANDLES[nodus.Client]) if name != "close"]),
     ],
 )

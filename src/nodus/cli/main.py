@@ -50,8 +50,10 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Runs": {
         "run": "Run a command in a sandbox, with the current directory's files.",
+        "exec": "Run a command in a sandbox, and end with its exit code.",
+        "shell": "Open a terminal in a sandbox, which is created when it isn't there.",
         "logs": "Print the log of a run.",
-        "cp": "Copy a run's outputs to this machine, each file checked by its sha256.",
+        "cp": "Copy a run's outputs to this machine, each file checked by its sha256, or files to and from a sandbox.",
         "cancel": "Cancel runs.",
         "suspend": "Pause runs: they give their resources back and keep their checkpoints.",
         "resume": "Go on with suspended runs, from their last checkpoint.",

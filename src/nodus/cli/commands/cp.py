@@ -6,36 +6,46 @@ from pathlib import Path
 
 import click
 
+from nodus.cli.copying import download, remote, upload
 from nodus.cli.session import Session, connected
-from nodus.cli.targets import Target, parse_target
+from nodus.cli.targets import Target
 from nodus.client.outputs import Outputs, safe_name
 from nodus.core.errors import NotFound
 
 
 @click.command()
-@click.argument("source", metavar="KIND/NAME:outputs/PATH")
-@click.argument("target", metavar="TARGET")
+@click.argument("source")
+@click.argument("target")
 @click.option("--index", type=click.IntRange(min=0), metavar="N", help="One completion index of a Job.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="One node of a gang.")
 @connected()
 def command(session: Session, source: str, target: str, index: int | None, rank: int | None) -> None:
-    """Copy a run's outputs to this machine, each file checked by its sha256.
+    """Copy a run's outputs to this machine, each file checked by its sha256, or files to and from a sandbox.
 
-    A path that ends in a slash copies everything below it, keeping the directories; of a Job with completions each
-    index's files go into a directory of its number.
+    Of a run, a path that ends in a slash copies everything below it, keeping the directories; of a Job with completions
+    each index's files go into a directory of its number. Of a sandbox, directories are copied whole.
 
     \b
     Examples:
       nodus cp tj/my-grpo:outputs/results.json ./results.json
       nodus cp tj/my-grpo:outputs/adapter/ ./adapter
-      nodus cp tj/my-grpo:outputs/ ./outputs
+      nodus cp ./data sb/dev:/workspace/data
+      nodus cp sb/dev:/workspace/results ./results
     """
-    where, _, path = source.partition(":")
-    if not path:
-        raise click.UsageError("copies go from a run to this machine: KIND/NAME:outputs/PATH TARGET.")
+    there = remote(session, target)
+    if there is not None:
+        upload(session, source, *there)
+        return
+    here = remote(session, source)
+    if here is None:
+        raise click.UsageError("one side is a run or a sandbox: KIND/NAME:PATH.")
+    found, path = here
+    if found.kind.kind == "Sandbox":
+        download(session, found, path, target)
+        return
     if path != "outputs" and not path.startswith("outputs/"):
         raise click.UsageError(f"{path!r}: a run's files are under outputs/.")
-    found = parse_target(session, [where])
+    where = f"{found.kind.singular}/{found.name}"
     prefix = path.removeprefix("outputs").removeprefix("/")
     outputs = _outputs(session, found)
     if prefix and not prefix.endswith("/"):

@@ -129,6 +129,8 @@ def read_pieces(directory: Path, offset: int = 0, *, block_bytes: int = 256 * 10
             offset = start
         try:
             with open(_chunk_path(directory, start), "rb") as file:
+                if offset - start > os.fstat(file.fileno()).st_size:
+                    return  # Asked for what isn't written yet.
                 file.seek(offset - start)
                 while data := file.read(block_bytes):
                     yield Piece(offset, data)
