@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -166,23 +167,61 @@ def test_volume_revisions_count_up_and_never_change(store: Store) -> None:
 
 
 def test_an_api_key_is_found_by_its_hash_until_it_goes(store: Store, clock: FakeClock) -> None:
+    member = store.write_sync(objects.create, KINDS["Member"], None, "ada", {"role": "Owner"})
     key = store.write_sync(objects.create, KINDS["APIKey"], None, "ci", {"scopes": ["*"]})
     later = clock.now() + timedelta(hours=1)
-    store.write_sync(keys.add, key.uid, "d1", 1, later)
+    store.write_sync(keys.add, key.uid, "d1", 1, member.uid, later)
     found = store.read_sync(keys.find, ["d2", "d1"])
-    assert found == keys.KeyRecord(key.uid, 1, later, None)
-    assert not found.expired(clock.now())
-    assert found.expired(later)
+    assert found == (key, keys.KeyRecord("d1", 1, member.uid, later, None))
+    assert not found[1].expired(clock.now())
+    assert found[1].expired(later)
     store.write_sync(keys.rehash, key.uid, "d2", 2)
     store.write_sync(keys.used, key.uid)
     assert store.read_sync(keys.find, ["d1"]) is None
-    assert store.read_sync(keys.find, ["d2"]) == keys.KeyRecord(key.uid, 2, later, clock.now())
-    store.write_sync(keys.expire, key.uid)
+    assert store.read_sync(keys.find, ["d2"]) == (key, keys.KeyRecord("d2", 2, member.uid, later, clock.now()))
+    store.write_sync(keys.expire, key.uid, clock.now())
     found = store.read_sync(keys.find, ["d2"])
     assert found is not None
-    assert found.expired(clock.now())
+    assert found[1].expired(clock.now())
     store.write_sync(objects.delete, key)
     assert store.read_sync(keys.find, ["d2"]) is None
+
+
+async def test_an_answer_is_remembered_until_anything_is_committed(open_store: Callable[[], Store]) -> None:
+    here, there = open_store(), open_store()
+    reads: list[str] = []
+
+    def names(conn: Connection, prefix: str) -> list[str]:
+        reads.append(prefix)
+        return [obj.name for obj in objects.list_(conn, KINDS["Project"], None).items if obj.name.startswith(prefix)]
+
+    async def ask() -> list[str]:
+        return await here.read_memo(names, "p")
+
+    assert await asyncio.gather(*(ask() for _ in range(10))) == [[]] * 10
+    once = len(reads)
+    await here.write(objects.create, KINDS["Project"], None, "p1", {})
+    assert await ask() == ["p1"]
+    # Another process counts as well.
+    await there.write(objects.create, KINDS["Project"], None, "p2", {})
+    assert await ask() == ["p1", "p2"]
+    if here.dialect == "sqlite":
+        assert await ask() == ["p1", "p2"]
+        assert (once, len(reads)) == (1, 3)
+
+
+async def test_a_failed_answer_is_not_remembered(store: Store) -> None:
+    tries: list[int] = []
+
+    def fail_once(conn: Connection) -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise NotFound("not yet")
+        return len(tries)
+
+    with pytest.raises(NotFound):
+        await store.read_memo(fail_once)
+    assert await store.read_memo(fail_once) == 2
 
 
 def test_versions_stay_resolvable(store: Store) -> None:

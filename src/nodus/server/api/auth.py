@@ -78,7 +78,7 @@ async def principal_of(token: str, services: Services) -> Principal:
 
 async def _authenticate_key(token: str, services: Services) -> Principal:
     candidates = services.signer.candidate_hashes(token)
-    found = await services.store.read(_find_key, [candidate.digest for candidate in candidates])
+    found = await services.store.read_memo(_find_key, tuple(candidate.digest for candidate in candidates))
     if found is None:
         raise Unauthorized(
             "the API key is not known here; it may have been revoked",
@@ -97,7 +97,7 @@ async def _authenticate_key(token: str, services: Services) -> Principal:
     return _principal(obj, record, owner)
 
 
-def _find_key(conn: Connection, digests: list[str]) -> tuple[Object, keys.KeyRecord, Object] | None:
+def _find_key(conn: Connection, digests: tuple[str, ...]) -> tuple[Object, keys.KeyRecord, Object] | None:
     """The key with one of these HMACs, and whose it is.
 
     The index compares HMACs, so the time it takes says nothing about a key.
@@ -176,7 +176,7 @@ def user_of(owner: Object) -> str:
 
 async def _authenticate_attempt(token: str, services: Services) -> Principal:
     uid = services.signer.verify_attempt_token(token)
-    identity = await services.store.read(_attempt_identity, uid) if uid is not None else None
+    identity = await services.store.read_memo(_attempt_identity, uid) if uid is not None else None
     if identity is None:
         raise Unauthorized(
             "the attempt's token is not valid (any more)",

@@ -151,7 +151,7 @@ def _apply_update(conn: Connection, call: Call, looked_up: Draft, change: Callab
     )  # fmt: skip
     if spec_changes:
         admission.stored(conn, call.services, draft, obj)
-        obj = objects.get_by_uid(conn, obj.uid)
+        obj = objects.current(conn, obj)
     auditing.note(conn, call, "patch" if call.method == "PATCH" else "update", draft.kind, obj, old)
     return present(conn, draft.kind, obj)
 

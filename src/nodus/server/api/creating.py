@@ -100,11 +100,11 @@ def _create(
     conn: Connection, call: Call, draft: Draft, request: idempotent.Keyed | None
 ) -> tuple[int, dict[str, Any]] | Reply:
     lock_objects(conn)  # so that what is found missing is still missing when it is created
-    if request is not None and (reply := idempotent.begin(conn, call, request)) is not None:
+    if request is not None and (reply := idempotent.recall(conn, call, request)) is not None:
         return reply
     status, wire = _admit_and_store(conn, call, draft)
     if request is not None:
-        idempotent.complete(conn, call, request, status, wire, sealed=bool(draft.reply_status))
+        idempotent.keep(conn, call, request, status, wire, sealed=bool(draft.reply_status))
     return status, wire
 
 
@@ -179,7 +179,7 @@ def _store_new(conn: Connection, services: Services, draft: Draft) -> Object:
         owner_references=draft.owner_references,
     )  # fmt: skip
     admission.stored(conn, services, draft, obj)
-    return objects.get_by_uid(conn, obj.uid)
+    return objects.current(conn, obj)
 
 
 # Lists --------------------------------------------------------------------------------------------------------
@@ -280,12 +280,12 @@ def _create_list(
     conn: Connection, call: Call, kind: Kind, drafts: list[Draft], request: idempotent.Keyed | None
 ) -> dict[str, Any] | Reply:
     lock_objects(conn)
-    if request is not None and (reply := idempotent.begin(conn, call, request)) is not None:
+    if request is not None and (reply := idempotent.recall(conn, call, request)) is not None:
         return reply
     answer = _each(kind, drafts, lambda draft: _admit_and_store(conn, call, draft)[1])
     if request is not None:
         sealed = any(draft.reply_status for draft in drafts)
-        idempotent.complete(conn, call, request, 201, answer, sealed=sealed)
+        idempotent.keep(conn, call, request, 201, answer, sealed=sealed)
     return answer
 
 

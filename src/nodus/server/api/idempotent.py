@@ -62,6 +62,20 @@ def complete(
     idempotency.complete(conn, request.scope, request.key, Reply(status, {}, json_bytes(body)), sealer=sealer)
 
 
+def recall(conn: Connection, call: Call, request: Keyed) -> Reply | None:
+    """The kept answer when there is one; for work that is done in this transaction and ends with :func:`keep`."""
+    sealer = call.services.signer
+    return idempotency.recall(conn, request.scope, request.key, request.request_hash, sealer=sealer)
+
+
+def keep(
+    conn: Connection, call: Call, request: Keyed, status: int, body: dict[str, Any], *, sealed: bool = False
+) -> None:
+    """Keep the answer to what :func:`recall` knew nothing of; ``sealed`` where it holds something secret."""
+    reply, sealer = Reply(status, {}, json_bytes(body)), call.services.signer if sealed else None
+    idempotency.keep(conn, request.scope, request.key, request.request_hash, reply, sealer=sealer)
+
+
 def abandon(conn: Connection, request: Keyed) -> None:
     """Let the request be repeated: it failed."""
     idempotency.abandon(conn, request.scope, request.key)

@@ -86,5 +86,5 @@ def require_project(conn: Connection, project: str | None) -> None:
     Raises:
         NotFound: it is not.
     """
-    if project is not None and objects.find(conn, PROJECT, None, project) is None:
+    if project is not None and not objects.exists(conn, PROJECT, None, project):
         raise not_found(PROJECT, project)

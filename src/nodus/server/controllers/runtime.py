@@ -242,11 +242,19 @@ class Manager:
 
     def observe(self, change: Change) -> None:
         """Queue what a change concerns: the object itself, and its owners whose controllers watch its kind."""
-        self.wake(change.kind, change.uid)
+        if self._concerns(change):
+            self.wake(change.kind, change.uid)
         for controller in self._watchers.get(change.kind, ()):
             for reference in change.object.owner_references:
                 if reference.get("kind") == controller.kind.name:
                     self.wake(controller.kind.name, str(reference["uid"]))
+
+    def _concerns(self, change: Change) -> bool:
+        """Tell whether a change may call for a pass; what is finished and not held needs none, nor a read to know."""
+        controller = self._controllers.get(change.kind)
+        if controller is None or change.type == "DELETED" or self._leases.has(Key(change.kind, change.uid)):
+            return controller is not None
+        return controller.eligible(change.object)
 
     async def _work(self) -> None:
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -15,6 +15,7 @@ from nodus.core.selectors import Requirement, matches_fields, matches_labels
 from nodus.server.store.codec import loads
 from nodus.server.store.context import now_us, org_of, rv_now
 from nodus.server.store.object import Object, from_image
+from nodus.server.store.portions import read_in_portions
 from nodus.server.store.schema import changes
 
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -22,7 +23,6 @@ ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 RETAIN_S = 24 * 3600
 RETAIN_ROWS = 20_000
 _KNOWN_LIMIT = 10_000
-_PORTION = 16
 
 
 @dataclass(frozen=True)
@@ -142,18 +142,21 @@ def read_after(
     newest = rv_now(conn)
     if rv < horizon(conn) or rv > newest:
         raise expired(rv)
-    query = select(changes).where(changes.c.org == org_of(conn), changes.c.rv > rv).order_by(changes.c.rv).limit(limit)
+    query = select(changes).where(changes.c.org == org_of(conn), changes.c.rv > rv).order_by(changes.c.rv)
     if kinds is not None:
         query = query.where(changes.c.kind.in_(sorted(kinds)))
     found: list[Change] = []
     size = 0
-    # In small portions: a change can be a megabyte, and a reader that is far behind shall not load hundreds of them.
-    with conn.execute(query.execution_options(yield_per=_PORTION)) as rows:
-        for row in rows:
-            found.append(_from_row(row))
-            size += found[-1].size
-            if size >= most_bytes:
-                break
+
+    def read(last: Any, count: int) -> Sequence[Any]:
+        return conn.execute((query if last is None else query.where(changes.c.rv > last.rv)).limit(count)).all()
+
+    # A change can be a megabyte, and a reader that is far behind shall not load hundreds of them.
+    for row in read_in_portions(read, lambda row: len(row.image), most=limit):
+        found.append(_from_row(row))
+        size += found[-1].size
+        if size >= most_bytes:
+            break
     complete = len(found) < limit and size < most_bytes
     return found, newest if complete else found[-1].rv
 

@@ -5,7 +5,7 @@ It travels in ``Connection.info``, so that every function of the store stays a p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from sqlalchemy import Connection, Table, text
@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.core.clock import Clock
 from nodus.server.store.codec import to_us
+from nodus.server.store.prepared import Prepared
 
 _INFO_KEY = "nodus"
 
@@ -39,6 +40,10 @@ class Context:
     """A change row was written since the last commit."""
     locked: bool = False
     """The object lock is held in the current transaction or savepoint."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Counters as this transaction has moved them; they are written once, before its commit."""
+    stored: dict[str, int] = field(default_factory=dict)
+    """The same counters as the database has them."""
 
 
 def attach(info: dict[str, object], shared: Shared) -> None:
@@ -69,7 +74,8 @@ def db_now_us(conn: Connection) -> str:
 
 
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
-_NEXT = text("UPDATE sequences SET value = value + :count WHERE name = :name RETURNING value")
+_SET = Prepared(text("UPDATE sequences SET value = :value WHERE name = :name"))
+_READ = Prepared(text("SELECT value FROM sequences WHERE name = :name"))
 
 
 def lock_objects(conn: Connection) -> None:
@@ -94,18 +100,35 @@ def next_rv(conn: Connection) -> int:
 
 
 def next_number(conn: Connection, name: str, count: int = 1) -> int:
-    """Take ``count`` numbers of the counter ``name`` and return the last; a rolled-back transaction gives them back."""
-    return int(conn.execute(_NEXT, {"name": name, "count": count}).scalar_one())
+    """Take ``count`` numbers of the counter ``name`` and return the last; a rolled-back transaction gives them back.
+
+    The caller holds the object lock: nobody else takes numbers until this transaction ends, so that all of a group of
+    commits are counted in memory.
+    """
+    ctx = context(conn)
+    assert ctx.locked, "a counter is read under the object lock"
+    value = ctx.numbers.get(name)
+    if value is None:
+        value = ctx.stored[name] = int(_READ.scalar(conn, {"name": name}))
+    ctx.numbers[name] = value + count
+    return value + count
+
+
+def write_numbers(conn: Connection) -> None:
+    """Write the counters that moved; called before a commit."""
+    ctx = context(conn)
+    for name, value in ctx.numbers.items():
+        if ctx.stored[name] != value:
+            _SET.run(conn, {"name": name, "value": value})
+    ctx.numbers.clear()
 
 
 def rv_now(conn: Connection) -> int:
     """Return the newest resourceVersion that this transaction sees."""
-    return int(conn.execute(_READ, {"name": "rv"}).scalar_one())
+    value = context(conn).numbers.get("rv")
+    return value if value is not None else int(_READ.scalar(conn, {"name": "rv"}))
 
 
 def insert_into(conn: Connection, table: Table) -> Any:
     """Return the database's own INSERT, which has ``on_conflict_do_nothing`` and ``on_conflict_do_update``."""
     return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
-
-
-_READ = text("SELECT value FROM sequences WHERE name = :name")

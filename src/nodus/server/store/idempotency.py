@@ -3,10 +3,10 @@
 Best used in one transaction with the work itself:
 
     def create(conn):
-        if (reply := idempotency.begin(conn, scope, key, request_hash)) is not None:
+        if (reply := idempotency.recall(conn, scope, key, request_hash)) is not None:
             return reply
         ...
-        idempotency.complete(conn, scope, key, Reply(201, {}, body))
+        idempotency.keep(conn, scope, key, request_hash, Reply(201, {}, body))
 
 Then a crash leaves neither the object nor the record. Work that takes several transactions runs ``begin`` alone first;
 others get RequestInProgress until ``complete`` or ``abandon``, or until the record is taken for a dead server's.
@@ -15,13 +15,14 @@ others get RequestInProgress until ``complete`` or ``abandon``, or until the rec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, and_, bindparam, delete, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
 
 from nodus.core.errors import IdempotencyKeyReused, RequestInProgress
 from nodus.server.store.codec import dumps, loads
-from nodus.server.store.context import insert_into, lock_objects, now_us, org_of
+from nodus.server.store.context import lock_objects, now_us, org_of
+from nodus.server.store.prepared import Prepared
 from nodus.server.store.schema import idempotency
 
 RETAIN_S = 24 * 3600
@@ -31,6 +32,11 @@ _RETRY_S = 1.0
 
 _T = idempotency.c
 _MINE = and_(_T.org == bindparam("the_org"), _T.scope == bindparam("the_scope"), _T.key == bindparam("the_key"))
+_ANSWER = ("status", "headers", "body", "sealed")
+_FIND = Prepared(select(idempotency).where(_MINE))
+_DROP = Prepared(delete(idempotency).where(_MINE))
+_ADD = Prepared(insert(idempotency), [column.key for column in idempotency.c])
+_COMPLETE = Prepared(update(idempotency).where(_MINE).values({name: bindparam(f"new_{name}") for name in _ANSWER}))
 
 
 class Reply(NamedTuple):
@@ -67,25 +73,25 @@ def begin(conn: Connection, scope: str, key: str, request_hash: str, *, sealer: 
         IdempotencyKeyReused: the key belongs to another request.
         RequestInProgress: the first request with it still runs.
     """
-    lock_objects(conn)
+    reply = recall(conn, scope, key, request_hash, sealer=sealer)
+    if reply is None:
+        _add(conn, scope, key, request_hash, dict.fromkeys(_ANSWER) | {"sealed": False})
+    return reply
+
+
+def recall(conn: Connection, scope: str, key: str, request_hash: str, *, sealer: Sealer | None = None) -> Reply | None:
+    """Return the answer that a key's first request got, or None: then this is the first. Claims nothing.
+
+    For work in one transaction, which ends with :func:`keep`; arguments and errors are those of :func:`begin`.
+    """
+    lock_objects(conn)  # what is missing now is missing until this transaction ends
     now, mine = now_us(conn), _names(conn, scope, key)
-    stale = and_(_T.status.is_(None), _T.created_us <= now - ABANDONED_S * 1_000_000)
-    conn.execute(delete(idempotency).where(_MINE, or_(_T.expires_us <= now, stale)), mine)
-    claimed = conn.execute(
-        insert_into(conn, idempotency).on_conflict_do_nothing().returning(_T.key),
-        {
-            "org": org_of(conn),
-            "scope": scope,
-            "key": key,
-            "request_hash": request_hash,
-            "sealed": False,
-            "created_us": now,
-            "expires_us": now + RETAIN_S * 1_000_000,
-        },
-    )
-    if claimed.first() is not None:
+    row = _FIND.first(conn, mine)
+    if row is None:
         return None
-    row = conn.execute(select(idempotency).where(_MINE), mine).one()
+    if row.expires_us <= now or (row.status is None and row.created_us <= now - ABANDONED_S * 1_000_000):
+        _DROP.run(conn, mine)
+        return None
     if row.request_hash != request_hash:
         message = f"Idempotency-Key {key!r} was used for another request in the last 24 hours"
         raise IdempotencyKeyReused(message, fix="Use a fresh key for each request.")
@@ -101,9 +107,27 @@ def begin(conn: Connection, scope: str, key: str, request_hash: str, *, sealer: 
 
 def complete(conn: Connection, scope: str, key: str, reply: Reply, *, sealer: Sealer | None = None) -> None:
     """Keep the answer to a claimed key; with a ``sealer`` it is kept encrypted, as replies with secrets must be."""
+    answer = _answer(scope, key, reply, sealer)
+    _COMPLETE.run(conn, {f"new_{name}": value for name, value in answer.items()} | _names(conn, scope, key))
+
+
+def keep(
+    conn: Connection, scope: str, key: str, request_hash: str, reply: Reply, *, sealer: Sealer | None = None
+) -> None:
+    """Keep the answer to a key that :func:`recall` knew nothing of in this transaction; see :func:`complete`."""
+    _add(conn, scope, key, request_hash, _answer(scope, key, reply, sealer))
+
+
+def _answer(scope: str, key: str, reply: Reply, sealer: Sealer | None) -> dict[str, Any]:
     body = reply.body if sealer is None else sealer.encrypt(reply.body, _context(scope, key)).encode()
-    values = {"status": reply.status, "headers": dumps(dict(reply.headers)), "body": body, "sealed": sealer is not None}
-    conn.execute(update(idempotency).where(_MINE).values(values), _names(conn, scope, key))
+    headers = dumps(dict(reply.headers))
+    return {"status": reply.status, "headers": headers, "body": body, "sealed": sealer is not None}
+
+
+def _add(conn: Connection, scope: str, key: str, request_hash: str, answer: Mapping[str, Any]) -> None:
+    now = now_us(conn)
+    times = {"created_us": now, "expires_us": now + RETAIN_S * 1_000_000}
+    _ADD.run(conn, {"org": org_of(conn), "scope": scope, "key": key, "request_hash": request_hash, **times, **answer})
 
 
 def abandon(conn: Connection, scope: str, key: str) -> None:

@@ -5,16 +5,18 @@ The APIKey object carries scopes and projects; its row here goes with it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
 
 from nodus.server.store import objects as store_objects
 from nodus.server.store.codec import from_us, to_us
 from nodus.server.store.context import lock_objects, now_us, org_of
 from nodus.server.store.object import Object, from_row
+from nodus.server.store.prepared import Prepared
 from nodus.server.store.schema import api_keys, object_fields, objects
 
 
@@ -35,18 +37,15 @@ class KeyRecord(NamedTuple):
         return self.expires_at is not None and self.expires_at <= now
 
 
-_FIND = (
-    select(
-        objects,
-        api_keys.c.digest,
-        api_keys.c.key_version,
-        api_keys.c.owner,
-        api_keys.c.expires_us,
-        api_keys.c.used_us,
+@functools.cache
+def _find(count: int) -> Prepared:
+    """The statement that looks for one of ``count`` hashes; there are as many as master keys."""
+    key = api_keys.c
+    return Prepared(
+        select(objects, key.digest, key.key_version, key.owner, key.expires_us, key.used_us)
+        .join(api_keys, key.uid == objects.c.uid)
+        .where(or_(*(key.digest == bindparam(f"digest_{number}") for number in range(count))))
     )
-    .join(api_keys, api_keys.c.uid == objects.c.uid)
-    .where(api_keys.c.digest.in_(bindparam("digests", expanding=True)))
-)
 
 
 def add(
@@ -77,7 +76,7 @@ def add(
 
 def find(conn: Connection, digests: Sequence[str]) -> tuple[Object, KeyRecord] | None:
     """Return the APIKey with one of these hashes (one for each master key), or None when it is unknown."""
-    row = conn.execute(_FIND, {"digests": list(digests)}).first()
+    row = _find(len(digests)).first(conn, {f"digest_{number}": digest for number, digest in enumerate(digests)})
     if row is None:
         return None
     expires_at = None if row.expires_us is None else from_us(row.expires_us)

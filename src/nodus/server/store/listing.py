@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select, tuple_
 
 from nodus.core.errors import BadRequest, Expired
 from nodus.core.kinds import Kind
@@ -21,14 +21,12 @@ from nodus.server.store import changes
 from nodus.server.store.codec import clean, dumps, loads
 from nodus.server.store.context import org_of, rv_now
 from nodus.server.store.object import Object, from_row
+from nodus.server.store.portions import read_in_portions
 from nodus.server.store.rows import indexed
 from nodus.server.store.schema import object_fields, object_labels, objects
 
 Selector = str | Mapping[str, str] | tuple[Requirement, ...] | None
 """A selector as text, as wanted values by key, or parsed."""
-
-_CHUNK = 200
-_PORTION = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ def list_(
     query = _query(org_of(conn), kind, project, wanted_labels, wanted_fields)
     items: list[Object] = []
     size = 0
-    for obj, stored in _scan(conn, query, after, limit):
+    for obj, stored in _scan(conn, query, after, one_project=project is not None and kind.namespaced):
         if not _matches(obj, wanted_labels, wanted_fields) or (visible is not None and not visible(obj)):
             continue
         if items and (len(items) == limit or (most_bytes is not None and size >= most_bytes)):
@@ -148,25 +146,27 @@ def _indexed(table: Any, key_column: str, org: str, term: Requirement) -> Column
 
 
 def _scan(
-    conn: Connection, query: Select[Any], after: tuple[str, str] | None, limit: int | None
+    conn: Connection, query: Select[Any], after: tuple[str, str] | None, *, one_project: bool
 ) -> Iterator[tuple[Object, int]]:
-    """Yield the objects of a query with their sizes in bytes; in chunks where only a page is wanted."""
-    size = None if limit is None else min(limit + 1, _CHUNK)
-    while True:
-        chunk = query if after is None else query.where(_beyond(after))
-        seen = 0
-        # Rows come in small portions, because an object can be a megabyte.
-        with conn.execute(chunk.limit(size).execution_options(yield_per=_PORTION)) as rows:
-            for row in rows:
-                seen += 1
-                after = (row.project, row.name)
-                yield from_row(row), len(row.spec) + len(row.status) + len(row.annotations)
-        if size is None or seen < size:
-            return
+    """Yield the objects of a query with their sizes in bytes."""
+
+    def read(last: Any, count: int) -> Sequence[Any]:
+        begin = after if last is None else (last.project, last.name)
+        return conn.execute((query if begin is None else query.where(_beyond(begin, one_project))).limit(count)).all()
+
+    for row in read_in_portions(read, _size):
+        yield from_row(row), _size(row)
 
 
-def _beyond(after: tuple[str, str]) -> ColumnElement[bool]:
-    return or_(objects.c.project > after[0], and_(objects.c.project == after[0], objects.c.name > after[1]))
+def _size(row: Any) -> int:
+    return len(row.spec) + len(row.status) + len(row.annotations)
+
+
+def _beyond(after: tuple[str, str], one_project: bool) -> ColumnElement[bool]:
+    """What comes after an object, said so that the index is entered there."""
+    if one_project:
+        return objects.c.name > after[1]
+    return tuple_(objects.c.project, objects.c.name) > tuple_(*after)
 
 
 def _matches(obj: Object, labels: tuple[Requirement, ...], fields: tuple[Requirement, ...]) -> bool:

@@ -18,9 +18,10 @@ from nodus.core.kinds import Kind
 from nodus.server.store import leases, rows
 from nodus.server.store.cascade import Propagation, delete, release_if_free
 from nodus.server.store.codec import from_us
-from nodus.server.store.context import lock_objects, now_us, org_of
+from nodus.server.store.context import lock_objects, now_us, org_of, rv_now
 from nodus.server.store.listing import Page, list_
 from nodus.server.store.object import Object, from_row, owner_reference
+from nodus.server.store.prepared import Prepared
 from nodus.server.store.schema import objects
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "Page",
     "Propagation",
     "create",
+    "current",
     "delete",
+    "exists",
     "find",
     "find_by_uid",
     "get",
@@ -39,13 +42,15 @@ __all__ = [
 ]
 
 _T = objects.c
-_BY_NAME = select(objects).where(
+_NAMED = (
     _T.org == bindparam("org"),
     _T.kind == bindparam("kind"),
     _T.project == bindparam("project"),
     _T.name == bindparam("name"),
 )
-_BY_UID = select(objects).where(_T.uid == bindparam("uid"), _T.org == bindparam("org"))
+_BY_NAME = Prepared(select(objects).where(*_NAMED))
+_IS_THERE = Prepared(select(_T.name).where(*_NAMED))
+_BY_UID = Prepared(select(objects).where(_T.uid == bindparam("uid"), _T.org == bindparam("org")))
 
 
 def create(
@@ -103,8 +108,14 @@ def create(
 def find(conn: Connection, kind: Kind, project: str | None, name: str) -> Object | None:
     """Return the object of that name, or None."""
     key = {"org": org_of(conn), "kind": kind.name, "project": _project(kind, project), "name": name}
-    row = conn.execute(_BY_NAME, key).first()
+    row = _BY_NAME.first(conn, key)
     return None if row is None else from_row(row)
+
+
+def exists(conn: Connection, kind: Kind, project: str | None, name: str) -> bool:
+    """Tell whether there is an object of that name."""
+    key = {"org": org_of(conn), "kind": kind.name, "project": _project(kind, project), "name": name}
+    return _IS_THERE.scalar(conn, key) is not None
 
 
 def get(conn: Connection, kind: Kind, project: str | None, name: str) -> Object:
@@ -119,9 +130,18 @@ def get(conn: Connection, kind: Kind, project: str | None, name: str) -> Object:
     return found
 
 
+def current(conn: Connection, obj: Object) -> Object:
+    """Return an object that this transaction wrote as it is now; costs nothing when that was its last write.
+
+    Raises:
+        NotFound: it is gone again.
+    """
+    return obj if rv_now(conn) == obj.resource_version else get_by_uid(conn, obj.uid)
+
+
 def find_by_uid(conn: Connection, uid: str) -> Object | None:
     """Return the object with that uid, or None."""
-    row = conn.execute(_BY_UID, {"uid": uid, "org": org_of(conn)}).first()
+    row = _BY_UID.first(conn, {"uid": uid, "org": org_of(conn)})
     return None if row is None else from_row(row)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +15,24 @@ from nodus.core.selectors import field_text
 from nodus.server.store.codec import clean, dumps
 from nodus.server.store.context import next_rv, now_us, org_of
 from nodus.server.store.object import Object, image_of, to_columns
+from nodus.server.store.prepared import Prepared
 from nodus.server.store.schema import changes, object_fields, object_labels, object_owners, objects
 
-_ADD_SQLITE = sqlite.insert(objects).on_conflict_do_nothing().returning(objects.c.uid)
-_ADD_POSTGRESQL = postgresql.insert(objects).on_conflict_do_nothing().returning(objects.c.uid)
+_ADD = Prepared(
+    {
+        "sqlite": sqlite.insert(objects).on_conflict_do_nothing(),
+        "postgresql": postgresql.insert(objects).on_conflict_do_nothing(),
+    },
+    [column.key for column in objects.c],
+)
 _SAVED = ("generation", "rv", "deleted_us", "labels", "annotations", "owners", "finalizers", "spec", "status")
-_SAVE = (
+_SAVE = Prepared(
     update(objects)
     .where(objects.c.uid == bindparam("the_uid"), objects.c.rv == bindparam("old_rv"))
     .values({name: bindparam(f"new_{name}") for name in _SAVED})
 )
-_REMOVE = delete(objects).where(objects.c.uid == bindparam("the_uid"))
-_ADD_CHANGE = insert(changes)
+_REMOVE = Prepared(delete(objects).where(objects.c.uid == bindparam("the_uid")))
+_ADD_CHANGE = Prepared(insert(changes), [column.key for column in changes.c])
 
 
 def add(conn: Connection, obj: Object) -> Object:
@@ -37,8 +44,7 @@ def add(conn: Connection, obj: Object) -> Object:
     rv, org = next_rv(conn), org_of(conn)
     obj = replace(obj, resource_version=rv)
     columns = to_columns(obj)
-    statement = _ADD_SQLITE if conn.dialect.name == "sqlite" else _ADD_POSTGRESQL
-    if conn.execute(statement, {**columns, "org": org}).first() is None:
+    if _ADD.run(conn, {**columns, "org": org}) != 1:
         plural = KINDS[obj.kind].plural if obj.kind in KINDS else obj.kind.lower()
         raise AlreadyExists(
             f'{plural}.nodus.dev "{obj.name}" already exists',
@@ -60,8 +66,7 @@ def save(conn: Connection, old: Object, new: Object) -> Object:
     new = replace(new, resource_version=rv)
     columns = to_columns(new)
     values = {f"new_{name}": columns[name] for name in _SAVED}
-    found = conn.execute(_SAVE, {**values, "the_uid": old.uid, "old_rv": old.resource_version})
-    if found.rowcount != 1:
+    if _SAVE.run(conn, {**values, "the_uid": old.uid, "old_rv": old.resource_version}) != 1:
         raise stale(old)
     before, after = _entries(old), _entries(new)
     if before != after:
@@ -73,7 +78,7 @@ def save(conn: Connection, old: Object, new: Object) -> Object:
 def remove(conn: Connection, obj: Object) -> Object:
     """Delete the row with everything that hangs on its uid; return the object under the deletion's resourceVersion."""
     rv = next_rv(conn)
-    if conn.execute(_REMOVE, {"the_uid": obj.uid}).rowcount != 1:
+    if _REMOVE.run(conn, {"the_uid": obj.uid}) != 1:
         raise stale(obj)
     gone = replace(obj, resource_version=rv)
     _record(conn, "DELETED", gone, to_columns(gone), obj)
@@ -115,32 +120,48 @@ def _entries(obj: Object) -> _Entries:
     return entries
 
 
-# Per table: its key column and, where it has one, its value column.
-_TABLES: dict[str, tuple[Table, str, str | None]] = {
-    "label": (object_labels, "key", "value"),
-    "field": (object_fields, "path", "value"),
-    "owner": (object_owners, "owner_uid", None),
-}
+def _ends(table: Table, key: str) -> Prepared:
+    return Prepared(delete(table).where(table.c.uid == bindparam("the_uid"), table.c[key] == bindparam("the_key")))
+
+
+@functools.cache
+def _begins(name: str, count: int) -> Prepared:
+    """The statement that adds ``count`` entries at once, for which a database takes little longer than for one."""
+    table, key = _TABLES[name]
+    rows: list[dict[str, Any]] = [
+        {"uid": bindparam("uid"), "org": bindparam("org"), key: bindparam(f"key_{number}")}
+        | ({"value": bindparam(f"value_{number}")} if "value" in table.c else {})
+        for number in range(count)
+    ]
+    return Prepared(insert(table).values(rows))
+
+
+# Per kind of entry its table and what it is found by.
+_TABLES = {"label": (object_labels, "key"), "field": (object_fields, "path"), "owner": (object_owners, "owner_uid")}
+_ENDS = {name: _ends(table, key) for name, (table, key) in _TABLES.items()}
+_AT_ONCE = 16
 
 
 def _index(conn: Connection, uid: str, org: str, before: _Entries, after: _Entries) -> None:
-    for name, (table, key_column, value_column) in _TABLES.items():
-        gone = [key for (kind, key), value in before.items() if kind == name and after.get((kind, key)) != value]
-        if gone:
-            conn.execute(delete(table).where(table.c.uid == uid, table.c[key_column].in_(gone)))
-        fresh: list[dict[str, Any]] = []
-        for (kind, key), value in after.items():
-            if kind == name and before.get((kind, key)) != value:
-                row = {"uid": uid, "org": org, key_column: key}
-                fresh.append(row if value_column is None else row | {value_column: value})
-        if fresh:
-            conn.execute(insert(table), fresh)
+    for entry, value in before.items():
+        if after.get(entry) != value:
+            _ENDS[entry[0]].run(conn, {"the_uid": uid, "the_key": entry[1]})
+    for name in _TABLES:
+        fresh = [
+            (key, value) for (kind, key), value in after.items() if kind == name and before.get((kind, key)) != value
+        ]
+        for start in range(0, len(fresh), _AT_ONCE):
+            some = fresh[start : start + _AT_ONCE]
+            values = {"uid": uid, "org": org}
+            for number, (key, value) in enumerate(some):
+                values[f"key_{number}"], values[f"value_{number}"] = key, value
+            _begins(name, len(some)).run(conn, values)
 
 
 def _record(conn: Connection, type_: str, obj: Object, columns: dict[str, Any], before: Object | None) -> None:
     seen = None if before is None else dumps({"labels": before.labels, "fields": declared_fields(before)})
-    conn.execute(
-        _ADD_CHANGE,
+    _ADD_CHANGE.run(
+        conn,
         {
             "rv": obj.resource_version,
             "org": org_of(conn),

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from nodus.core.errors import NodusError
-from nodus.server.store.context import context
+from nodus.server.store.context import context, write_numbers
 from nodus.server.store.errors import StoreClosed, StoreUnreachable, is_bug, is_lost, is_retryable, translate
 
 MAX_BATCH = 256
@@ -180,6 +180,7 @@ class GroupWriter:
             raise _BatchLost(error) from error
         ctx = context(conn)
         ctx.changed = ctx.locked = False
+        ctx.numbers.clear()
         try:
             if len(batch) == 1:
                 _run_only(conn, batch[0])
@@ -189,6 +190,7 @@ class GroupWriter:
             else:
                 for job in batch:
                     _run_in_savepoint(conn, job)
+            write_numbers(conn)
         except _BatchLost:
             raise
         except SQLAlchemyError as error:
@@ -248,12 +250,12 @@ def _run_only(conn: Connection, job: Job) -> None:
 
 def _run_in_savepoint(conn: Connection, job: Job) -> None:
     ctx = context(conn)
-    changed_before, ctx.locked = ctx.changed, False
+    changed_before, numbers_before, ctx.locked = ctx.changed, ctx.numbers.copy(), False
     _savepoint(conn, "SAVEPOINT job")
     _run_only(conn, job)
     if job.error is not None:
         _savepoint(conn, "ROLLBACK TO SAVEPOINT job")
-        ctx.changed = changed_before
+        ctx.changed, ctx.numbers = changed_before, numbers_before
     _savepoint(conn, "RELEASE SAVEPOINT job")
 
 
