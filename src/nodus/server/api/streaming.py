@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nodus.core.errors import Forbidden, Unauthorized
+from nodus.core.errors import Forbidden, NodusError, Unauthorized
+from nodus.server.api.http import json_bytes
 
 
 class StreamResponse(Response):
@@ -63,12 +64,16 @@ class StreamResponse(Response):
                 if self.check is not None:
                     await self.check()
             except (Unauthorized, Forbidden) as error:
-                if self.media_type is not None and self.media_type.startswith("text/"):
-                    line = f"\n[nodus: {error.message}]\n".encode()
-                    await send({"type": "http.response.body", "body": line, "more_body": True})
+                await send({"type": "http.response.body", "body": self._last_line(error), "more_body": True})
                 return
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def _last_line(self, error: NodusError) -> bytes:
+        """Why there is no more: an event of a watch, or a line of a log."""
+        if self.media_type == "application/json":
+            return json_bytes({"type": "ERROR", "object": error.to_status()}) + b"\n"
+        return f"\n[nodus: {error.message}]\n".encode()
 
 
 async def _disconnected(receive: Receive) -> None:

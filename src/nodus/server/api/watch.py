@@ -24,7 +24,6 @@ from nodus.core.errors import BadRequest, NodusError
 from nodus.core.kinds import Kind
 from nodus.core.selectors import parse_selector
 from nodus.server.api import tables
-from nodus.server.api.auth import Standing
 from nodus.server.api.call import Call
 from nodus.server.api.http import json_bytes
 from nodus.server.api.present import project_filter
@@ -204,9 +203,7 @@ async def _live(wanted: _Watch, replay: _Replay, position: int) -> AsyncGenerato
     now_s = asyncio.get_running_loop().time
     end_s = math.inf if wanted.timeout_s is None else now_s() + wanted.timeout_s
     bookmark_s = now_s() + BOOKMARK_INTERVAL_S if wanted.bookmarks else math.inf
-    standing = Standing(wanted.call.request, wanted.call.services)
     while True:
-        await standing.check()
         found, reached = await feed.after(position, kinds)
         piece = b""
         for change in found:

@@ -75,8 +75,9 @@ class Limits:
         """Device logins begun, by address."""
         self.tries = Bucket(clock, burst=10, per_s=1 / 6)
         """Credentials and codes tried on the approval pages, by address."""
-        self.all_tries = Bucket(clock, burst=100, per_s=2)
-        """The same for all addresses together."""
+        self.all_tries = Bucket(clock, burst=1000, per_s=50)
+        """The same for all addresses together: what an address says of itself behind a proxy can be made up. Generous,
+        since whoever uses it up keeps everybody from logging in, and what is guessed has 192 bits."""
         self.redeems = Bucket(clock, burst=20, per_s=1)
         """Codes redeemed, by address."""
         self.polls = Bucket(clock, burst=60, per_s=2)

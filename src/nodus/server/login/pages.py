@@ -177,7 +177,10 @@ def _check_origin(request: Request, services: Services) -> None:
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     own = {f"{request.url.scheme}://{request.headers.get('host', '')}", services.base_url}
     if site not in (None, "same-origin") or (origin is not None and origin not in own):
-        raise Forbidden("the form was sent by another site", fix="Open the page again.")
+        raise Forbidden(
+            "the form was sent by another site",
+            fix="Open the page again. Behind a proxy that changes the host, start the server with --public-url.",
+        )
 
 
 Handler = Callable[[Request, Services], Awaitable[Response]]
