@@ -110,6 +110,7 @@ def test_volume_below_the_workspace_and_outputs_from_it(server: Server) -> None:
 
 def test_two_jobs_that_wrote_to_one_volume_undo_nothing(server: Server) -> None:
     volume = add_volume(server, "shared", **{"base.txt": b"b"})
+    server.store.write_sync(objects.update, volume, spec={"accessMode": "ReadWriteMany"})
     mounts = [{"volume": "shared", "mountPath": "/v"}]
     wait = "echo $NODUS_JOB > /v/$NODUS_JOB; while [ ! -e /nodus/state/go ]; do sleep 0.05; done"
     small = {"cpu": 0.2, "memory": "64Mi"}
