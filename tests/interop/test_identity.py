@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.interop.conftest import Desk, cells
@@ -36,33 +34,14 @@ def test_keys_are_shown_once_and_bound_by_their_scopes(desk: Desk) -> None:
     assert desk.run("nodus get jobs").returncode != 0
 
 
-def test_sign_in_with_a_token_and_out(desk: Desk) -> None:
-    signed_in = desk.key
-    desk.variables |= {"NODUS_API_KEY": "", "NODUS_API_URL": ""}
-    assert "not logged in" in desk.fails("nodus whoami")
-    login = f"nodus login --with-token --api-url {desk.url}"
-    assert desk.run(login, stdin="").returncode == 2
-    assert "Unauthorized" in desk.fails(login, stdin="nodus_wrong")
-    done = desk.run(login, stdin=signed_in + "\n")
-    assert done.returncode == 0 and "Logged in to org nodus (context nodus)" in done.stdout + done.stderr
-    assert "Role:       Owner" in desk.ok("nodus whoami")
-    assert desk.ok("nodus config current-context") == "nodus\n"
-    assert cells(desk.ok("nodus config get-contexts"))[1][1:] == ["nodus", "nodus", "default", desk.url]
-    assert json.loads(desk.ok("nodus auth token"))["status"]["token"] == signed_in
-    assert "nodus_" not in desk.ok("nodus config view")
-    assert "environment" in desk.ok("nodus get environments -n nodus -o name")
-    assert desk.python("import nodus; print(len(nodus.Client().list('environments', project='nodus')) > 1)") == "True\n"
-    desk.ok("nodus logout")
-    assert "not logged in" in desk.fails("nodus whoami")
-    desk.variables |= {"NODUS_API_KEY": signed_in, "NODUS_API_URL": desk.url}
-    desk.ok("nodus whoami")  # a token that was given is not revoked
-
-
 def test_both_clients_read_one_configuration(desk: Desk, ours: Desk) -> None:
     for user in (desk, ours):
         user.variables |= {"NODUS_API_KEY": "", "NODUS_API_URL": ""}
     for signs_in, reads in ((desk, ours), (ours, desk)):
         signs_in.ok(f"nodus login --with-token --api-url {desk.url}", stdin=desk.key)
         assert "usr_admin" in reads.ok("nodus whoami")
+        assert reads.ok("nodus config current-context") == "nodus\n"
+        seen = reads.python("import nodus; print(len(nodus.Client().list('environments', project='nodus')) > 1)")
+        assert seen == "True\n"
         signs_in.ok("nodus logout")
         assert reads.run("nodus whoami").returncode != 0

@@ -1,4 +1,4 @@
-"""`nodus run`, logs, outputs and attempts of the published command line, and `nodus.Job` of its Python."""
+"""The flags of `nodus run`, and logs, outputs and attempts, with the published command line."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ import pytest
 from tests.interop.conftest import Desk, cells
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(300)]
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "said"),
-    [
-        ("nodus run -- python train.py", 0, "✓ Succeeded"),
-        ("nodus run --no-source -- sh -c 'exit 7'", 7, "BackoffLimitExceeded"),
-        ("nodus run --no-source --timeout 1s -- sleep 30", 124, "DeadlineExceeded"),
-        ("nodus run --no-source --nodes 2 -- true", 125, "Error from server (Unsupported)"),
-        ("nodus run --no-source --gpu H100:8 --dry-run -- true", 0, "blocked:"),
-    ],
-)
-def test_run_ends_with_the_commands_code(desk: Desk, command: str, code: int, said: str) -> None:
-    desk.write("train.py", "print('from source')")
-    done = desk.run(command)
-    assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
-    assert ("from source" in done.stdout) == ("train.py" in command)
 
 
 def test_run_takes_its_flags(desk: Desk) -> None:
@@ -81,29 +63,3 @@ def test_logs_outputs_and_attempts(desk: Desk) -> None:
     ):
         assert words in described
     assert "chatty" not in desk.ok("nodus top jobs")  # only what runs
-
-
-def test_completions_have_logs_by_index(desk: Desk) -> None:
-    done = desk.run("nodus run --no-source --name many --completions 2 --parallelism 2 -- sh -c 'echo i$NODUS_INDEX'")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert desk.ok("nodus logs job/many --index 1") == "i1\n"
-    assert sorted(desk.ok("nodus logs job/many --all-indexes").split("\n")) == ["", "[0] i0", "[1] i1"]
-
-
-def test_python_runs_jobs(desk: Desk) -> None:
-    program = """
-        import nodus
-
-        job = nodus.Job.create(command=["sh", "-c", "echo from python; echo x > /workspace/o"],
-                               outputs={"o": "/workspace/o"}, timeout="1m")
-        job.wait()
-        print(job.name.startswith("job-"), list(job.logs()))
-        job.outputs.download("./out")
-        print(open("out/o").read().strip())
-        failed = nodus.Job.create(command=["false"])
-        try:
-            failed.wait()
-        except nodus.errors.JobFailed as error:
-            print(type(error).__name__)
-        """
-    assert desk.python(program).splitlines()[1:] == ["x", "JobFailed"]

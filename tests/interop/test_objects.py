@@ -148,9 +148,9 @@ def test_errors_keep_reason_causes_fix_and_request_id(desk: Desk) -> None:
 
 
 def test_watches_print_each_change_once(desk: Desk) -> None:
-    job(desk, "watched", "sleep 0.5")
+    job(desk, "watched", "sleep 0.3")
     desk.ok("nodus apply -f watched.yaml")
-    seen = desk.run("timeout 4 nodus get job/watched -w --no-headers").stdout.split("\n")
+    seen = desk.run("timeout 2 nodus get job/watched -w --no-headers").stdout.split("\n")
     phases = [line.split()[1] for line in seen if line.startswith("watched")]
     assert phases[-1] == "Succeeded" and "Running" in phases
     assert phases.count("Succeeded") <= 2  # the object itself, and its replay where it had ended before the watch began
@@ -164,6 +164,6 @@ def test_events_are_listed_and_watched(desk: Desk) -> None:
     eventually(lambda: "Succeeded" in desk.ok("nodus events --for job/eventful"))
     shown = desk.ok("nodus events --for job/eventful")
     assert "Started" in shown and "TYPE" in shown
-    replayed = desk.run("timeout 2 nodus events --for job/eventful -w").stdout
+    replayed = desk.run("timeout 1 nodus events --for job/eventful -w").stdout
     assert "Started" in replayed and "Succeeded" in replayed
     assert "Events:" in desk.ok("nodus describe job/eventful")

@@ -109,7 +109,10 @@ def test_example_of_the_catalog_from_python(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("package", "module", "compiled"),
-    [("idna==3.20", "idna", False), ("websockets==17.4", "websockets.speedups", True)],
+    [
+        pytest.param("idna==3.20", "idna", False, marks=pytest.mark.heavy),
+        ("websockets==17.4", "websockets.speedups", True),
+    ],
 )
 def test_packages_of_a_reward_come_along_for_their_python(
     desk: Desk, published: object, package: str, module: str, compiled: bool
