@@ -13,6 +13,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ from nodus.server.services import Services
 from nodus.server.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
+MOST_OPEN_FILES = 65_536
 Ready = Callable[[Started], None]
 
 
@@ -62,6 +64,7 @@ def run(options: UpOptions, on_ready: Ready | None = None, log_file: Path | None
     """
     begun = time.monotonic()
     logs.configure(log_file)
+    _raise_open_files()
     try:
         settings = Settings.load(options.flags())
     except SettingsError as error:
@@ -88,6 +91,14 @@ def run(options: UpOptions, on_ready: Ready | None = None, log_file: Path | None
         )
         _runner()(_serve(services, listening, started, begun, on_ready))
         return started
+
+
+def _raise_open_files() -> None:
+    """Let the process hold as many connections as the system allows it; most begin with a thousand."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _runner() -> Callable[..., None]:

@@ -9,15 +9,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from nodus._version import __version__
 from nodus.core.errors import Forbidden, NotFound
+from nodus.core.ids import new_id
 from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
 from nodus.server.api import attach, attempt_api, auditing, blobs, discovery, openapi, reading, resources, usage
 from nodus.server.api.auth import CATALOG_PROJECT, Standing, authenticate, whoami
 from nodus.server.api.call import Call, checked_name
-from nodus.server.api.http import json_response
+from nodus.server.api.http import error_response, json_response
 from nodus.server.api.middleware import RequestMiddleware
 from nodus.server.api.routes import Operation, Param, subresource
 from nodus.server.api.streaming import StreamResponse
@@ -45,7 +47,7 @@ class _App:
     def __init__(self, services: Services) -> None:
         self.router = Router(routes=_routes(services), redirect_slashes=False)
         sockets = [WebSocketRoute(attach.PATH, attach.endpoint(services))] if "api" in services.settings.roles else []
-        self._sockets = Router(routes=sockets, redirect_slashes=False)
+        self._sockets = Router(routes=sockets, redirect_slashes=False, default=_no_socket)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -54,6 +56,14 @@ class _App:
             return
         scope["app"] = self  # makes the router raise instead of answering in plain text
         await self.router(scope, receive, send)
+
+
+async def _no_socket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a WebSocket where there is none, with a Status like any other refusal."""
+    request_id = new_id("req")
+    error = NotFound("there is no WebSocket at this path", fix="A process has one: .../processes/NAME/attach.")
+    refusal = error_response(error, request_id, {"X-Request-Id": request_id})
+    await WebSocket(scope, receive, send).send_denial_response(refusal)
 
 
 def _routes(services: Services) -> list[Route]:

@@ -6,10 +6,11 @@ duplicate keys, NaN and infinities, endless nesting, NUL characters, lone surrog
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,7 +18,26 @@ from starlette.responses import Response
 from nodus.core.errors import BadRequest, Cause, Invalid, NodusError, RequestEntityTooLarge
 
 JSON_BODY_LIMIT_BYTES = 1024 * 1024
+JSON_BODY_TIMEOUT_S = 30.0
 MAX_JSON_DEPTH = 64
+
+
+METHOD_OF = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
+"""The HTTP method of each verb."""
+
+
+class SlowBody(BadRequest):
+    """The body did not come in time; the connection is given up with the answer."""
+
+    headers: ClassVar[Mapping[str, str]] = {"Connection": "close"}
 
 
 async def read_body(request: Request, limit_bytes: int = JSON_BODY_LIMIT_BYTES) -> bytes:
@@ -25,22 +45,25 @@ async def read_body(request: Request, limit_bytes: int = JSON_BODY_LIMIT_BYTES) 
 
     Raises:
         RequestEntityTooLarge: it is longer than ``limit_bytes``; the rest is not read.
-        BadRequest: the client went away half-way.
+        BadRequest: the client went away half-way, or took too long.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_bytes:
         _too_large(limit_bytes)
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit_bytes:
-                _too_large(limit_bytes)
-            chunks.append(chunk)
+        async with asyncio.timeout(JSON_BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > limit_bytes:
+                    _too_large(limit_bytes)
+                body += chunk
     except ClientDisconnect as error:
         raise BadRequest("the request body ended early") from error
-    return b"".join(chunks)
+    except TimeoutError as error:
+        raise SlowBody(
+            f"the request body did not come within {JSON_BODY_TIMEOUT_S:g} seconds", fix="Send it in one go."
+        ) from error
+    return bytes(body)
 
 
 def _too_large(limit_bytes: int) -> NoReturn:
@@ -193,4 +216,6 @@ def error_response(error: NodusError, request_id: str, headers: Mapping[str, str
         found["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         found["WWW-Authenticate"] = 'Bearer realm="nodus"'
+    if error.status == 405 and "allow" not in {name.lower() for name in found}:
+        found["Allow"] = ", ".join(sorted({METHOD_OF.get(word, word) for word in error.details.get("allowed", ())}))
     return json_response(error.to_status(request_id), error.status, found)

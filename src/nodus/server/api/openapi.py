@@ -41,20 +41,27 @@ _PARAMETERS = {
     "version": "v1 or v1beta1.",
     "path": "Path below, which may contain slashes.",
 }
+_PAGE = {"minimum": 1, "maximum": 10_000}
+_SECONDS = {"minimum": 0, "maximum": 86_400}
+_VERSION = {"pattern": "^[0-9]{1,18}$"}
 _SELECTORS = (
     Param("labelSelector", "Only objects with such labels: `a=b,c!=d,e in (f,g),h,!i`."),
     Param("fieldSelector", "Only objects with such fields: `metadata.name=x,status.phase!=Failed`."),
 )
 _LIST = (
     *_SELECTORS,
-    Param("limit", "Most items of the answer; the rest is asked for with `continue`.", "integer"),
+    Param("limit", "Most items of the answer; the rest is asked for with `continue`.", "integer", limits=_PAGE),
     Param("continue", "The `metadata.continue` of the page before."),
     Param("watch", "Stream changes, one JSON object a line, instead of a list.", "boolean"),
-    Param("resourceVersion", "Watch: begin after this version; unset begins with what is there, as ADDED."),
+    Param(
+        "resourceVersion",
+        "Watch: begin after this version; unset begins with what is there, as ADDED.",
+        limits=_VERSION,
+    ),
     Param("allowWatchBookmarks", "Watch: also send BOOKMARK events, at least every 30 s.", "boolean"),
-    Param("timeoutSeconds", "Watch: end the stream after so long.", "integer"),
+    Param("timeoutSeconds", "Watch: end the stream after so long.", "integer", limits=_SECONDS),
 )
-_DRY_RUN = Param("dryRun", "`All` checks and answers as usual, and stores nothing.")
+_DRY_RUN = Param("dryRun", "`All` checks and answers as usual, and stores nothing.", limits={"enum": ["All"]})
 
 
 def documents(operations: Sequence[Operation]) -> dict[str, Document]:
@@ -123,11 +130,17 @@ def _collection(kind: Kind, path: str) -> Document:
         found["post"] = _verb(
             kind, "create", path, 201, f"Create {_a(kind)}, or up to {BATCH_LIMIT} in one {kind.name}List.",
             answer={"anyOf": [reference(kind.name), reference(f"{kind.name}List")]},
-            bodies={JSON: {"anyOf": [reference(kind.name), reference(f"{kind.name}List")]}},
+            bodies={JSON: {"anyOf": [_named(kind), reference(f"{kind.name}List")]}},
             query=(_DRY_RUN,),
             headers=("Idempotency-Key", "If-Match"),
         )  # fmt: skip
     return found
+
+
+def _named(kind: Kind) -> Document:
+    """An object to create: it has a name, or the beginning of one."""
+    metadata = {"anyOf": [{"required": ["name"]}, {"required": ["generateName"]}]}
+    return {"allOf": [reference(kind.name), {"properties": {"metadata": metadata}}]}
 
 
 def _list(kind: Kind, path: str, summary: str) -> Document:
@@ -249,7 +262,12 @@ def _path_parameters(path: str) -> list[Document]:
 
 
 def _query(param: Param) -> Document:
-    found = {"name": param.name, "in": "query", "description": param.description, "schema": {"type": param.type}}
+    found = {
+        "name": param.name,
+        "in": "query",
+        "description": param.description,
+        "schema": {"type": param.type, **param.limits},
+    }
     return {**found, "required": True} if param.required else found
 
 

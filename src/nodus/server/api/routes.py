@@ -36,12 +36,13 @@ Verb = str
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A query parameter of a route."""
+    """A query parameter of a route; ``limits`` are further keywords of its schema."""
 
     name: str
     description: str
     type: str = "string"
     required: bool = False
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ LOOK_INTERVAL_S = 30.0
 """How often a stream without news looks whether it still may go on."""
 PIECE_BYTES = 32 * 1024
 REPLAY_ITEMS = 200
-REPLAY_BYTES = 256 * 1024
+REPLAY_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)

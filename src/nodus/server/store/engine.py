@@ -179,7 +179,8 @@ def _check(conn: Connection, where: str) -> None:
     problem = conn.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if problem != "ok":
         fix = "Restore the file from a backup, or move it away to start afresh."
-        raise StoreCorrupt(f"the database {where} is damaged ({problem})", fix=fix)
+        what = " ".join(str(problem).split())
+        raise StoreCorrupt(f"the database {where} is damaged ({what})", fix=fix)
 
 
 def _bootstrap(conn: Connection, org_name: str, now_us: int) -> str:
