@@ -1,0 +1,121 @@
+"""`nodus.Client` against a real server that is killed under it: nothing made twice, no change lost or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import nodus
+from nodus.client.config import Connection
+from nodus.server import datadir
+from nodus.server.lifecycle import DownOptions, UpOptions, down, up
+from nodus.testing.eventually import eventually
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+KILLS, MADE = 2, 40
+
+
+@dataclass
+class Machine:
+    """A server on one port for all of its lives."""
+
+    data_dir: Path
+    port: int
+    pid: int = 0
+    key: str = ""
+
+    def start(self) -> None:
+        started = up(UpOptions(data_dir=self.data_dir, port=self.port, detach=True, issue_key=not self.key))
+        self.pid, self.key = started.pid, self.key or str(started.api_key)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        eventually(lambda: datadir.holder(self.data_dir) is None)
+
+    def client(self) -> nodus.Client:
+        url = f"http://127.0.0.1:{self.port}"
+        return nodus.Client(connection=Connection(url=url, api_key=self.key, project="default"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        found = Machine(tmp_path / "data", listener.getsockname()[1])
+    found.start()
+    yield found
+    down(DownOptions(data_dir=found.data_dir))
+
+
+def document(name: str) -> dict[str, object]:
+    # More CPUs than there are: it stays Queued, and its only changes are those made here.
+    spec = {"command": ["true"], "resources": {"cpu": "100000"}}
+    return {"apiVersion": "nodus.dev/v1", "kind": "Job", "metadata": {"generateName": name}, "spec": spec}
+
+
+def test_kills_of_the_server_lose_and_repeat_nothing(machine: Machine) -> None:
+    seen: list[nodus.Change] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        with machine.client() as client:
+            for change in client.watch("jobs"):
+                seen.append(change)
+                if change.object.labels.get("last"):
+                    done.set()
+                    return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    with machine.client() as client:
+        client.ready()
+
+        def write() -> None:
+            for number in range(MADE):
+                made = client.create(document(f"j{number:02}-"))
+                client.patch("job", made.name, {"metadata": {"labels": {"n": str(number)}}})
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        for kill in range(1, KILLS + 1):
+            eventually(lambda kill=kill: len(seen) >= kill * MADE // KILLS, timeout_s=60)
+            machine.kill()
+            machine.start()
+        writer.join(timeout=60)
+        assert not writer.is_alive()
+        client.create(document("last-") | {"metadata": {"name": "last", "labels": {"last": "1"}}})
+        assert done.wait(60)
+        watcher.join()
+        jobs = client.list("jobs")
+    # Each created once, although the server died while it answered: the same key was sent again.
+    assert len({job.name[:3] for job in jobs}) == len(jobs) == MADE + 1
+    versions = [int(change.object.metadata.resource_version) for change in seen]
+    assert versions == sorted(set(versions)), "a change came twice or out of order"
+    told = {change.object.name: change.object.metadata.resource_version for change in seen}
+    here = {job.name: job.metadata.resource_version for job in jobs}
+    del told["last"], here["last"]  # the watch ended with its first change
+    assert told == here
+    first = {change.object.uid: change.type for change in reversed(seen)}
+    assert set(first.values()) == {"ADDED"}
+
+
+async def test_many_awaited_calls_at_once(machine: Machine) -> None:
+    async with machine.client() as client:
+        made = await asyncio.gather(*(client.create.aio(document(f"many{number:02}-")) for number in range(30)))
+        assert len({job.name for job in made}) == 30
+
+        async def seen() -> set[str]:
+            return {change.object.name async for change in client.watch.aio("jobs", timeout=0.5)}
+
+        found = await asyncio.gather(*(seen() for _ in range(5)))
+        assert all(names == {job.name for job in made} for names in found)
+        await asyncio.gather(*(client.delete.aio("job", job.name) for job in made))
+        assert await client.list.aio("jobs") == []
