@@ -112,6 +112,7 @@ def test_every_index_is_told_apart(nodus: Run) -> None:
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] start", "[1] start", "[2] start"])
     assert nodus("logs", "job/sweep", "--index", "2").stdout == "start\n"
     assert nodus("logs", "job/sweep", "--all-indexes").stdout == "[0] start\n[1] start\n[2] start\n"
+    assert "3 of 3 succeeded (0-2)" in nodus("describe", "job/sweep").stdout
     assert "has no index 3" in nodus("logs", "job/sweep", "--index", "3").stderr
     assert "OutputIndexRequired" in nodus("cp", "job/sweep:outputs/n", "./n").stderr
     assert nodus("cp", "--index", "2", "job/sweep:outputs/n", "./n").returncode == 0

@@ -193,17 +193,37 @@ def _secret(obj: JsonObject) -> Iterator[str]:
 def _job(obj: JsonObject) -> Iterator[str]:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     words = [*(spec.get("command") or []), *(spec.get("args") or [])]
+    image = status.get("image") or {}
     for label, value in (
         (
             "Image",
-            " ".join(str(part) for part in (spec.get("image"), (status.get("image") or {}).get("digest")) if part),
+            " ".join(str(part) for part in (spec.get("image") or image.get("reference"), image.get("digest")) if part),
         ),
         ("Command", shlex.join(map(str, words))),
+        ("Source", _source(spec.get("source") or {}, (status.get("pinned") or {}).get("source") or {})),
         ("Resources", _resources(spec.get("resources"))),
         ("Timeout", spec.get("timeout")),
+        ("Indexes", _indexes(status)),
     ):
         if value:
             yield _line(label, cell_text(value))
+
+
+def _source(source: Mapping[str, Any], pinned: Mapping[str, Any]) -> str | None:
+    git = source.get("git")
+    if git:
+        return " at ".join(str(part) for part in (git.get("repo"), pinned.get("commit") or git.get("ref")) if part)
+    return source.get("blob")
+
+
+def _indexes(status: Mapping[str, Any]) -> str | None:
+    """How far a Job with completions is, such as ``2 of 4 succeeded (0-1), active 2``."""
+    units, indexes = (status.get("progress") or {}).get("units") or {}, status.get("indexes")
+    if not indexes:
+        return None
+    done = f" ({indexes['succeeded']})" if indexes.get("succeeded") else ""
+    rest = [f"{word} {indexes[word]}" for word in ("active", "failed") if indexes.get(word)]
+    return ", ".join([f"{units.get('completed', 0)} of {units.get('total')} succeeded{done}", *rest])
 
 
 def _reference(obj: JsonObject) -> str:

@@ -2,7 +2,7 @@
 
 What git would ignore stays out (``.gitignore`` of the directory, of those below it and of those above it in the same
 repository), and so does what ``.nodusignore`` names, in the same syntax; it has the last word. Version control, caches
-of Python and virtual environments are never packed.
+of Python, virtual environments and the usual homes of keys are never packed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ LIMIT_BYTES = 500 * 1024**2
 UNPACKED_LIMIT_BYTES, FILE_LIMIT = 4 * 1024**3, 200_000
 """What a run unpacks at most."""
 IGNORE_FILES = (".gitignore", ".nodusignore")
-ALWAYS_LEFT_OUT = frozenset({".git", ".hg", ".svn", ".jj", "__pycache__", ".DS_Store"})
+KEY_HOLDERS = (".nodus", ".ssh", ".gnupg", ".aws", ".netrc", ".git-credentials", ".pypirc")
+"""Where clients keep keys: somebody who runs a command in their home directory doesn't mean to send these."""
+ALWAYS_LEFT_OUT = frozenset({".git", ".hg", ".svn", ".jj", "__pycache__", ".DS_Store", *KEY_HOLDERS})
 _LISTED = 5
 
 

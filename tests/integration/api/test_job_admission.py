@@ -145,7 +145,9 @@ async def test_credentials_in_plain_env_are_refused_and_not_quoted(api: Api, val
 async def test_one_node_of_a_gang_is_taken(api: Api) -> None:
     for number, gang in enumerate(({"nodes": 1}, {"nodes": 1, "launcher": "Torchrun", "network": "Global"})):
         await api.ok("POST", JOBS, json=job(f"one-{number}", distributed=gang))
-    await api.ok("POST", JOBS, json=job("gpus", distributed={"totalGPUs": 2}, resources={"gpu": "H100:2"}))
+    made = await api.ok("POST", JOBS, json=job("gpus", distributed={"totalGPUs": 2}, resources={"gpu": "H100:2"}))
+    shape = {"nodes": 1, "gpusPerNode": 2, "totalGPUs": 2, "network": "Colocated", "resolvedFrom": "totalGPUs"}
+    assert made["status"]["topology"] == shape
 
 
 async def test_volumes_are_fixed_to_their_revision_when_the_job_is_created(

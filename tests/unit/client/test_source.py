@@ -80,7 +80,7 @@ def test_rules_above_count_within_the_same_repository_only(tmp_path: Path) -> No
 
 def test_version_control_caches_and_virtual_environments_stay_out(tmp_path: Path) -> None:
     write(tmp_path, a="", __pycache__="", env__bin__python="")
-    for name in (".git", "__pycache__"):
+    for name in (".git", "__pycache__", ".nodus", ".ssh"):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "x").write_text("")
     (tmp_path / "env" / "pyvenv.cfg").write_text("")

@@ -176,6 +176,8 @@ class JobStatus(RunStatus):
     """Resolved image: reference, digest, user."""
     placement: dict[str, Any] | None = None
     """Offering it runs on."""
+    topology: dict[str, Any] | None = None
+    """Of a distributed Job: nodes, GPUs of each and in all, as resolved once."""
     checkpoint: dict[str, Any] | None = None
     """Newest checkpoint."""
     exit_code: int | None = None
@@ -204,7 +206,7 @@ JOB = Kind(
         Column("Done", _done, wide=True, description="With completions: how many indexes succeeded"),
         Column("Cost", dollars("status.cost.totalUSD"), description="Cost so far"),
         AGE,
-        Column("Image", "spec.image", wide=True, description="Image it runs in"),
+        Column("Image", "status.image.reference", wide=True, description="Image it runs in"),
         Column("Exit", "status.exitCode", wide=True, description="Exit code"),
     ),
     subresources=("log", "outputs"),

@@ -328,17 +328,27 @@ def _base(ctx: Context) -> dict[str, Any]:
         if name in names:
             timings[names[name]] = rfc3339(datetime.fromtimestamp(moment, UTC))
     base: dict[str, Any] = {"timings": timings}
-    if ctx.member.isolation is not None:
-        estimate = (ctx.job.status.get("estimate") or {}) if ctx.job is not None else {}
-        base["placement"] = {
-            **{name: text for name, text in (estimate.get("placementPreview") or {}).items() if name == "offering"},
-            "node": ctx.obj.spec.get("node"),
-            "isolation": ctx.member.isolation,
-            "regionClass": "local",
-            "rateUSDPerHour": "0.00",
-            "interruptible": False,
-        }
+    placement = _placement(ctx)
+    if placement is not None:
+        base["placement"] = placement
     return base
+
+
+def _placement(ctx: Context) -> dict[str, Any] | None:
+    """Where it runs, and how isolated: known once it began, and kept when it has ended."""
+    known = ctx.obj.status.get("placement")
+    isolation = ctx.member.isolation or (known or {}).get("isolation")
+    if isolation is None:
+        return None
+    preview = ((ctx.job.status.get("estimate") or {}) if ctx.job is not None else {}).get("placementPreview") or {}
+    return {
+        **({"offering": preview["offering"]} if "offering" in preview else {}),
+        "node": ctx.obj.spec.get("node"),
+        "isolation": isolation,
+        "regionClass": "local",
+        "rateUSDPerHour": "0.00",
+        "interruptible": False,
+    }
 
 
 def _stop(obj: Object) -> Action:

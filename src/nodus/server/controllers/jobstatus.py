@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LISTED_OUTPUTS = 500
 """How many outputs stand in the Job's own status; the ``outputs`` subresource has all of them."""
-_KEPT = ("startTime", "estimate", "pinned")
+_KEPT = ("startTime", "estimate", "pinned", "topology")
 
 
 def basic(job: Object, slots: Sequence[Slot], image: dict[str, str] | None, new: int = 0) -> dict[str, Any]:
@@ -46,6 +46,9 @@ def basic(job: Object, slots: Sequence[Slot], image: dict[str, str] | None, new:
         }
     if image is not None:
         status["image"] = image
+    placed = next((slot.last for slot in slots if slot.last is not None and slot.last.status.get("placement")), None)
+    if placed is not None:
+        status["placement"] = placed.status["placement"]
     return status
 
 

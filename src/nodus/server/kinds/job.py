@@ -45,6 +45,7 @@ class JobAdmission(Admission[JobSpec]):
             if not draft.causes:
                 draft.status = {"phase": "Queued", "estimate": estimate(spec, shapes, now)}
                 draft.status |= {"pinned": pinned} if pinned else {}
+                draft.status |= {"topology": _topology(spec)} if spec.distributed is not None else {}
             return
         jobrules.raise_found(found)
 
@@ -74,6 +75,15 @@ def _check_new(conn: Connection, services: Services, found: jobrules.Findings, s
             found.refuse("spec.resources.nodes", "this installation has one machine; leave it out")
     revisions = jobrules.pin_volumes(conn, found, spec)
     return {"volumes": revisions} if revisions else {}
+
+
+def _topology(spec: JobSpec) -> dict[str, Any]:
+    """The shape of the gang of one node that a distributed Job is here."""
+    gang, gpus = spec.distributed, gpu_count(spec)
+    assert gang is not None
+    resolved_from = "totalGPUs" if gang.total_gpus is not None else "nodes"
+    network = gang.network or "Colocated"
+    return {"nodes": 1, "gpusPerNode": gpus, "totalGPUs": gpus, "network": network, "resolvedFrom": resolved_from}
 
 
 def _check_state(draft: Draft, old: Object, spec: JobSpec) -> None:
