@@ -21,12 +21,13 @@ from nodus._version import __version__
 if TYPE_CHECKING:
     from nodus import errors, recipes
     from nodus.client.client import Client
-    from nodus.client.handles import Environment, Secret
+    from nodus.client.handles import Environment
     from nodus.client.http import RetryPolicy
     from nodus.client.jobs import Distributed, Job
     from nodus.client.outcomes import Applied, Plan
     from nodus.client.process import Process
     from nodus.client.sandbox import Sandbox
+    from nodus.client.secrets import Secret
     from nodus.client.training import TrainingJob
     from nodus.client.views import View
     from nodus.client.volumes import Volume
@@ -63,7 +64,7 @@ _HOMES = {
     "Process": "nodus.client.process",
     "RetryPolicy": "nodus.client.http",
     "Sandbox": "nodus.client.sandbox",
-    "Secret": "nodus.client.handles",
+    "Secret": "nodus.client.secrets",
     "TrainingJob": "nodus.client.training",
     "View": "nodus.client.views",
     "Volume": "nodus.client.volumes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -332,11 +333,29 @@ def test_volume_goes_there_and_back(machine: Machine, tmp_path: Path) -> None:
     assert machine.ok("volume", "put", "a-volume", str(source), "--create") == "volume/a-volume revision 1\n"
     assert machine.ok("volume", "put", "a-volume", str(source / "a.txt"), "/copy/") == "volume/a-volume revision 2\n"
     assert [line.split() for line in machine.ok("volume", "ls", "a-volume").splitlines()] == [
-        ["NAME", "SIZE"], ["a.txt", "1"], ["copy/a.txt", "1"], ["deep/b.bin", "256000"],
+        ["NAME", "SIZE"], ["a.txt", "1"], ["copy/", "1"], ["deep/", "256000"],
     ]  # fmt: skip
+    assert "deep/b.bin" in machine.ok("volume", "ls", "a-volume", "-R")
     machine.ok("volume", "get", "a-volume", "/", str(tmp_path / "back"))
     assert (tmp_path / "back" / "deep" / "b.bin").read_bytes() == (source / "deep" / "b.bin").read_bytes()
-    assert machine.ok("volume", "ls", "a-volume", "copy", "--revision", "1").split() == ["NAME", "SIZE"]
+    assert "is there already" in machine.fails("volume", "get", "a-volume", "/", str(tmp_path / "back"))
+    machine.ok("volume", "get", "a-volume", "/", str(tmp_path / "back"), "--force")
+    assert machine.ok("volume", "get", "a-volume", "a.txt", "-") == "a"
+    assert "nothing at 'copy'" in machine.fails("volume", "ls", "a-volume", "copy", "--revision", "1")
+    assert machine.ok("volume", "rm", "a-volume", "/copy") == "volume/a-volume revision 3\n"
+    assert "nothing at 'copy'" in machine.fails("volume", "rm", "a-volume", "copy")
+    assert machine.ok("volume", "clear", "a-volume") == "volume/a-volume revision 4\n"
+    assert machine.ok("volume", "restore", "a-volume", "1") == "volume/a-volume revision 5\n"
+    rows = [line.split()[:3] for line in machine.ok("volume", "revisions", "a-volume").splitlines()]
+    assert [row[:2] for row in rows] == [
+        ["REVISION", "FILES"],
+        *([str(n), f] for n, f in zip("54321", "20232", strict=True)),
+    ]
+    shutil.make_archive(str(tmp_path / "packed"), "gztar", source)
+    machine.ok("volume", "put", "a-volume", str(tmp_path / "packed.tar.gz"), "/unpacked", "--extract")
+    assert "unpacked/deep/b.bin" in machine.ok("volume", "ls", "a-volume", "-R", "-o", "yaml")
+    (source / "link").symlink_to("a.txt")
+    assert "symbolic link" in machine.fails("volume", "put", "a-volume", str(source))
     machine.ok("delete", "volume/a-volume")
 
 

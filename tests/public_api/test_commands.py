@@ -221,7 +221,8 @@ def test_short_help_is_the_commands_own(name: str) -> None:
 
 
 def test_groups_have_these_commands() -> None:
-    expected = {"volume": {"put", "get", "ls"}, "secret": {"create"}, "auth": {"token", "can-i"}}
+    volume = {"put", "get", "ls", "rm", "clear", "revisions", "restore"}
+    expected = {"volume": volume, "secret": {"create"}, "auth": {"token", "can-i"}}
     for name, names in expected.items():
         group = root.get_command(click.Context(root), name)
         assert isinstance(group, click.Group)

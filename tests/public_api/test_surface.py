@@ -9,14 +9,15 @@ import pytest
 
 import nodus
 from nodus import errors
-from nodus.client.handles import Environment, Handle, Secret
+from nodus.client.handles import Environment, Handle
 from nodus.client.jobs import Distributed, Job
 from nodus.client.outputs import Outputs
 from nodus.client.process import Output, Process
 from nodus.client.sandbox import Sandbox
 from nodus.client.sandboxfiles import SandboxFiles
+from nodus.client.secrets import Secret
 from nodus.client.training import TrainingJob
-from nodus.client.volumes import Volume
+from nodus.client.volumes import BatchUpload, Volume
 from nodus.core.errors import all_errors
 from nodus.recipes import rl
 
@@ -127,8 +128,27 @@ HANDLES: dict[type[Any], set[str]] = {
         "estimate",
     },
     Environment: {"create", "reference", "wait_ready"},
-    Secret: {"create"},
-    Volume: {"from_name", "put", "get", "list"},
+    Secret: {"create", "from_dict", "from_dotenv", "keys", "version"},
+    Volume: {
+        "from_name",
+        "import_from",
+        "wait_ready",
+        "put",
+        "put_file",
+        "put_directory",
+        "write_file",
+        "remove_file",
+        "batch_upload",
+        "clear",
+        "restore",
+        "revisions",
+        "list",
+        "listdir",
+        "read_file",
+        "stream",
+        "get",
+    },
+    BatchUpload: {"put_file", "put_directory", "write_file", "remove_file"},
     Outputs: {"list", "entries", "download", "read", "fetch"},
     Sandbox: {"create", "wait_running", "exec", "processes", "stop", "start", "logs"},
     Process: {"wait", "check", "write", "close_stdin", "signal", "resize", "cancel", "follow", "returncode"},
@@ -177,8 +197,8 @@ def test_members_of_handles(cls: type[Any]) -> None:
         ),
         (Job, ["create", "run", "from_name", "wait", "logs", "attempts", "cancel", "suspend", "resume"]),
         (Environment, ["create", "from_name", "wait_ready"]),
-        (Secret, ["create"]),
-        (Volume, ["from_name", "put", "get", "list"]),
+        (Secret, ["create", "from_dict", "from_dotenv"]),
+        (Volume, [name for name in sorted(HANDLES[Volume]) if name != "batch_upload"]),
         (Outputs, ["list", "download", "read"]),
         (Sandbox, sorted(HANDLES[Sandbox])),
         (Process, ["wait", "check", "write", "close_stdin", "signal", "resize", "cancel"]),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from nodus.client.dotenv import parse
+
 MAX_BYTES = 1024 * 1024
 """Of one file; the server takes a megabyte for the whole object."""
 
@@ -70,14 +72,7 @@ def _file(path: Path) -> bytes:
 
 
 def _env_lines(path: str, text: str) -> Iterable[tuple[str, str]]:
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        key, equals, value = stripped.removeprefix("export ").partition("=")
-        if not equals or not key.strip():
-            raise click.UsageError(f"line {number} of {path} is not KEY=VALUE.")
-        value = value.strip()
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-            value = value[1:-1]
-        yield key.strip(), value
+    try:
+        yield from parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"{error} of {path} is not KEY=VALUE.") from error

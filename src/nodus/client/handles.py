@@ -11,7 +11,7 @@ from nodus.client.outcomes import TERMINAL, ended_otherwise, located
 from nodus.client.record import Record
 from nodus.client.resources import JsonObject
 from nodus.client.views import View, as_view
-from nodus.core.errors import AlreadyExists, NodusError
+from nodus.core.errors import NodusError
 
 
 class Handle:
@@ -183,44 +183,6 @@ class Run(Handle):
     async def cancel(self) -> None:
         """Ask for the end; returns at once, `wait` waits."""
         await self._patch({"spec": {"state": "Cancelled"}})
-
-
-class Secret(Handle):
-    """Values that runs may use and nobody can read back.
-
-    Example::
-
-        nodus.Secret.create("hub", {"HF_TOKEN": token})
-        nodus.Job.create(command=["python", "train.py"], secrets=["hub"])
-    """
-
-    kind = "Secret"
-
-    @blocking_class
-    async def create(
-        cls: type[Handle],
-        name: str,
-        values: Mapping[str, str],
-        *,
-        project: str | None = None,
-        client: Client | None = None,
-    ) -> Handle:
-        """Store values under a name; when the Secret exists, they become its next version.
-
-        Args:
-            name: The Secret's name.
-            values: Keys, which become environment variables, with their values.
-            project: Another project than the client's own.
-            client: Another server than the configured one.
-        """
-        client = client or default_client()
-        spec = {"type": "Opaque", "stringData": dict(values)}
-        document = {"apiVersion": "nodus.dev/v1", "kind": "Secret", "metadata": {"name": name}, "spec": spec}
-        try:
-            return cls(await client.resources.create(document, project=project), client)
-        except AlreadyExists:
-            patch = {"spec": {"stringData": dict(values)}}
-            return cls(await client.resources.patch("Secret", name, patch, project=project), client)
 
 
 class Environment(Handle):

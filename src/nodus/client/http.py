@@ -20,7 +20,16 @@ from urllib.parse import quote, urlencode
 
 from nodus._version import __version__
 from nodus.client.config import Connection
-from nodus.client.transport import Exchange, Request, Transport, TransportError, pause
+from nodus.client.transport import (
+    Body,
+    Exchange,
+    FilePart,
+    Request,
+    Transport,
+    TransportError,
+    length_of,
+    pause,
+)
 from nodus.core.errors import InternalError, NodusError, from_status
 
 JSON = "application/json"
@@ -62,11 +71,13 @@ class RequestOptions(TypedDict, total=False):
     query: Mapping[str, object] | None
     """None values are left out."""
     body: object
-    """JSON; bytes and files go as they are."""
+    """JSON; bytes, files and parts of files go as they are."""
     headers: Mapping[str, str] | None
     """Beside or instead of the client's own."""
     idempotency_key: str | None
     """Makes a POST repeatable."""
+    sent: Callable[[int], None] | None
+    """Is told of each stretch of the body that goes out; the client's meter is then not asked."""
     timeout_s: float | None
     """Longest silence of the server, in seconds; the client's own when left out (120 for `Api.lines`), None waits for
     ever."""
@@ -167,8 +178,8 @@ class Api:
 
     async def _open(self, request: Request, *, signed: bool = False) -> Exchange:
         """Send one request; its line in the log leaves out the query of a signed URL, which is a permission."""
-        if self.meter is not None and request.body is not None:
-            size = request.body.stat().st_size if isinstance(request.body, Path) else len(request.body)
+        if self.meter is not None and request.body is not None and request.sent is None:
+            size = length_of(request.body)
             if size >= METERED_BYTES:
                 name = request.body.name if isinstance(request.body, Path) else "upload"
                 request = replace(request, sent=self.meter(name, size))
@@ -216,18 +227,20 @@ class Api:
         finally:
             await exchange.close()
 
-    async def fetch(self, url: str, what: str = "download") -> Exchange:
+    async def fetch(self, url: str, what: str = "download", offset: int = 0) -> Exchange:
         """Open an absolute URL that a redirect or a grant named, without credentials.
 
         Args:
             url: Where the bytes are.
             what: What the meter calls them.
+            offset: Ask for the bytes from there on; the answer is 206 where the server does that.
 
         Raises:
             NodusError: When it answers with an error or not at all.
         """
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
         try:
-            exchange = await self._open(Request("GET", url, {"Accept-Encoding": "identity"}), signed=True)
+            exchange = await self._open(Request("GET", url, headers), signed=True)
         except TransportError as error:
             raise self._unreachable(error) from error
         if exchange.status >= 400:
@@ -270,15 +283,15 @@ class Api:
         if key:
             sent["Idempotency-Key"] = key
         body = options.get("body")
-        content: bytes | Path | None
-        if body is None or isinstance(body, bytes | Path):
+        content: Body | None
+        if body is None or isinstance(body, bytes | Path | FilePart):
             content = body
         else:
             sent["Content-Type"] = JSON
             content = json.dumps(body, allow_nan=False).encode()
         sent.update(options.get("headers") or {})
         silence_s = options.get("timeout_s", self.timeout_s)
-        return Request(method, self.url(path, options.get("query")), sent, content, silence_s)
+        return Request(method, self.url(path, options.get("query")), sent, content, silence_s, options.get("sent"))
 
     def _unreachable(self, error: TransportError) -> ConnectionFailed:
         fix = "Start the server with `nodus up`, or check NODUS_API_URL."

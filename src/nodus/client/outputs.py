@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
 from nodus.client.blocking import blocking
-from nodus.client.http import Api, ConnectionFailed
-from nodus.client.transport import Exchange, TransportError
-from nodus.core.errors import NodusError, NotFound, SHA256Mismatch
+from nodus.client.downloads import download, save, whole
+from nodus.client.http import Api
+from nodus.client.transport import Exchange
+from nodus.core.errors import NodusError, NotFound
 
 # Named here: inside the class, `list` is the method.
 Names = list[str]
@@ -78,52 +77,44 @@ class Outputs:
         Raises:
             OutputIndexRequired: When several completion indexes have an output of that name and ``index`` names none.
         """
-        exchange, digest = await self._open(name, {"index": index})
-        content = await _whole(exchange)
-        _check(name, hashlib.sha256(content).hexdigest(), digest)
-        return content
+        found = await self._find(name, {"index": index})
+        exchange = found.exchange or await self._api.fetch(found.location, name)
+        return await whole(exchange, name, found.sha256)
 
     async def fetch(self, name: str, target: Path, query: dict[str, object] | None = None) -> Path:
         """Write one output to a file, replacing it only when every byte is there and right."""
-        exchange, digest = await self._open(name, query)
+        found = await self._find(name, query)
         target.parent.mkdir(parents=True, exist_ok=True)
-        return await save(exchange, target, name, digest)
+        if found.exchange is not None:
+            return await save(found.exchange, target, name, found.sha256)
+        if found.sha256 is None:
+            return await save(await self._api.fetch(found.location, name), target, name, None)
+        links = [found.location]
 
-    async def _open(self, name: str, query: dict[str, object] | None = None) -> tuple[Exchange, str | None]:
+        async def locate() -> str:
+            return links.pop() if links else (await self._find(name, query)).location
+
+        return await download(self._api, locate, target, name, found.sha256)
+
+    async def _find(self, name: str, query: dict[str, object] | None = None) -> _Found:
         exchange = await self._api.stream("GET", f"{self._path}/{name}", query=query)
         digest = exchange.headers.get("x-nodus-sha256")
         if exchange.status < 300:
-            return exchange, digest
+            return _Found(digest, "", exchange)
         location = exchange.headers.get("location")
         await exchange.close()
         if not location:
             raise NodusError(f"the server answered for output {name!r} without saying where it is")
         # The link carries its own permission; the key must not go where a redirect leads.
-        return await self._api.fetch(location), digest
+        return _Found(digest, location)
 
 
-async def save(exchange: Exchange, target: Path, name: str, digest: str | None) -> Path:
-    """Write a body to a file by way of a temporary one, checking its sha256 where one is given.
+class _Found(NamedTuple):
+    """Where an output's bytes are: behind a link, or in the answer itself."""
 
-    Raises:
-        SHA256Mismatch: When the digest differs; the target stays as it was.
-    """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    hashed = hashlib.sha256()
-    try:
-        with temporary.open("wb") as file:
-            async for chunk in exchange.chunks():
-                hashed.update(chunk)
-                file.write(chunk)
-        _check(name, hashed.hexdigest(), digest)
-        temporary.replace(target)
-    except TransportError as error:
-        raise ConnectionFailed(f"downloading {name!r} broke off: {error}", fix="Try again.") from error
-    finally:
-        await exchange.close()
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-    return target
+    sha256: str | None
+    location: str
+    exchange: Exchange | None = None
 
 
 def safe_name(name: str) -> PurePosixPath:
@@ -138,18 +129,3 @@ def safe_name(name: str) -> PurePosixPath:
             f"the output name {name!r} leads outside the target directory", fix="Download other outputs by name."
         )
     return path
-
-
-async def _whole(exchange: Exchange) -> bytes:
-    try:
-        return await exchange.read()
-    except TransportError as error:
-        raise ConnectionFailed(f"the download broke off: {error}", fix="Try again.") from error
-
-
-def _check(name: str, found: str, expected: str | None) -> None:
-    if expected is not None and found != expected.lower():
-        details: dict[str, Any] = {"expected": expected, "found": found}
-        raise SHA256Mismatch(
-            f"output {name!r} has sha256 {found}, recorded was {expected}", fix="Try again.", details=details
-        )

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nodus.client.blocking import blocking
+from nodus.client.downloads import save
 from nodus.client.http import Api, ConnectionFailed
-from nodus.client.outputs import save
 from nodus.client.transport import TransportError
 from nodus.core.errors import NodusError
 

@@ -18,15 +18,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, finalize
 
 from nodus.client.blocking import is_blocking
+from nodus.core.errors import NodusError
 
 if TYPE_CHECKING:
     import httpx
 
+P = ParamSpec("P")
+R = TypeVar("R")
 CONNECT_TIMEOUT_S = 10.0
 CHUNK_BYTES = 256 * 1024
 
@@ -40,14 +43,34 @@ class TransportError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class FilePart:
+    """A stretch of a file, as a request's body."""
+
+    path: Path
+    offset: int
+    size: int
+    """Bytes."""
+
+
+Body = bytes | Path | FilePart
+"""Bytes, a file to send whole, or a part of one."""
+
+
+def length_of(body: Body) -> int:
+    """Return how many bytes a body has."""
+    if isinstance(body, FilePart):
+        return body.size
+    return body.stat().st_size if isinstance(body, Path) else len(body)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One HTTP request, complete."""
 
     method: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | Path | None = None
-    """Bytes, or a file to send from."""
+    body: Body | None = None
     timeout_s: float | None = 60.0
     """Longest silence of the server; None waits for ever."""
     sent: Callable[[int], None] | None = None
@@ -125,6 +148,9 @@ class Transport:
                 if reused is not None and not isinstance(error, TimeoutError):
                     continue  # an idle connection the server had closed meanwhile; try a fresh one
                 raise TransportError(_describe(error, origin), sent=True) from error
+            except NodusError:
+                connection.close()
+                raise
             return _BlockingExchange(response, connection, partial(self._give_back, origin, connection))
 
     def _connect(self, scheme: str, host: str, port: int | None, request: Request) -> http.client.HTTPConnection:
@@ -170,14 +196,11 @@ class Transport:
         timeout = httpx.Timeout(request.timeout_s, connect=CONNECT_TIMEOUT_S)
         headers = dict(request.headers)
         content: bytes | AsyncIterator[bytes] | None = None
-        if isinstance(request.body, Path):
-            headers["Content-Length"] = str(request.body.stat().st_size)
-            content = _file_chunks(request.body, request.sent)
-        else:
+        if isinstance(request.body, bytes) and request.sent is None:
             content = request.body
-            if content is not None and request.sent is not None:
-                headers["Content-Length"] = str(len(content))
-                content = _byte_chunks(content, request.sent)
+        elif request.body is not None:
+            headers["Content-Length"] = str(length_of(request.body))
+            content = _chunks(request.body, request.sent)
         outgoing = client.build_request(request.method, request.url, headers=headers, content=content, timeout=timeout)
         try:
             return _AsyncExchange(await client.send(outgoing, stream=True))
@@ -232,23 +255,42 @@ def _exchange(connection: http.client.HTTPConnection, request: Request, target: 
     assert connection.sock is not None
     connection.sock.settimeout(request.timeout_s)
     headers = dict(request.headers)
-    if isinstance(request.body, Path):
-        headers["Content-Length"] = str(request.body.stat().st_size)
-        with request.body.open("rb") as file:
-            connection.request(request.method, target, body=_pieces(file, request.sent), headers=headers)
-    elif request.body is not None and request.sent is not None:
-        headers["Content-Length"] = str(len(request.body))
-        connection.request(request.method, target, body=_pieces(BytesIO(request.body), request.sent), headers=headers)
-    else:
-        connection.request(request.method, target, body=request.body, headers=headers)
+    body: bytes | Iterator[bytes] | None = None
+    if isinstance(request.body, bytes) and request.sent is None:
+        body = request.body
+    elif request.body is not None:
+        headers["Content-Length"] = str(length_of(request.body))
+        body = _pieces(request.body, request.sent)
+    try:
+        connection.request(request.method, target, body=body, headers=headers)
+    except (BrokenPipeError, ConnectionResetError):
+        if request.body is None:
+            raise
+        # A server that refuses says so before it has read the whole body; what it said may be here already.
+        return connection.getresponse()
     return connection.getresponse()
 
 
-def _pieces(file: BinaryIO, sent: Callable[[int], None] | None) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
-        if sent is not None:
-            sent(len(chunk))
-        yield chunk
+def _pieces(body: Body, sent: Callable[[int], None] | None) -> Iterator[bytes]:
+    left = length_of(body)
+    with _opened(body) as file:
+        while left and (chunk := file.read(min(CHUNK_BYTES, left))):
+            left -= len(chunk)
+            if sent is not None:
+                sent(len(chunk))
+            yield chunk
+    if left:
+        # Not an OSError: sending it again would not help.
+        raise NodusError(f"{getattr(body, 'path', body)} became shorter while it was sent", fix="Send it again.")
+
+
+def _opened(body: Body) -> BinaryIO:
+    if isinstance(body, bytes):
+        return BytesIO(body)
+    file = (body.path if isinstance(body, FilePart) else body).open("rb")
+    if isinstance(body, FilePart):
+        file.seek(body.offset)
+    return file
 
 
 def _describe(error: Exception, where: str) -> str:
@@ -335,12 +377,15 @@ class _AsyncExchange:
         await self._response.aclose()
 
 
-async def _byte_chunks(content: bytes, sent: Callable[[int], None]) -> AsyncIterator[bytes]:
-    for chunk in _pieces(BytesIO(content), sent):
+async def _chunks(body: Body, sent: Callable[[int], None] | None) -> AsyncIterator[bytes]:
+    for chunk in _pieces(body, sent):
         yield chunk
 
 
-async def _file_chunks(path: Path, sent: Callable[[int], None] | None) -> AsyncIterator[bytes]:
-    with path.open("rb") as file:
-        for chunk in _pieces(file, sent):
-            yield chunk
+async def off_loop(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a function that reads or computes for long: here in a blocking call, in a thread in an event loop."""
+    if is_blocking():
+        return function(*args, **kwargs)
+    import asyncio
+
+    return await asyncio.to_thread(function, *args, **kwargs)

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from nodus.client.blocking import blocking, blocking_class
+from nodus.client.blocking import blocking, blocking_class, blocking_iterator, run_blocking
 from nodus.client.client import Client, default_client
+from nodus.client.downloads import checked, download, whole
 from nodus.client.handles import Handle
 from nodus.client.http import new_key
-from nodus.client.outputs import safe_name, save
+from nodus.client.outputs import safe_name
 from nodus.client.record import Record, as_record
-from nodus.core.errors import NodusError, NotFound
+from nodus.client.transport import off_loop
+from nodus.client.volumefiles import LocalFile, Upload, files_of
+from nodus.core.errors import BadRequest, NodusError, NotFound
 
 DEFAULT_SIZE = "50Gi"
+_PAGE = 5000
 # Named here: inside the class, `list` is the method.
 Paths = list[Path]
 Records = list[Record]
+LocalPath = str | os.PathLike[str]
 
 
 class Volume(Handle):
-    """Files that runs mount, in revisions: an upload is seen whole or not at all."""
+    """Files that runs mount, in revisions: an upload is seen whole or not at all.
+
+    Example::
+
+        volume = nodus.Volume.from_name("corpus", create_if_missing=True)
+        volume.put_directory("./texts", "/raw")
+        volume.read_file("/raw/a.txt")
+    """
 
     kind = "Volume"
 
@@ -34,7 +46,7 @@ class Volume(Handle):
         *,
         create_if_missing: bool = False,
         size: str = DEFAULT_SIZE,
-        access_mode: str = "ReadWriteMany",
+        access_mode: str | None = None,
         project: str | None = None,
         client: Client | None = None,
     ) -> Volume:
@@ -44,7 +56,7 @@ class Volume(Handle):
             name: Its name.
             create_if_missing: Make an empty one where there is none.
             size: Of a new one.
-            access_mode: Of a new one: ReadWriteOnce, ReadOnlyMany or ReadWriteMany.
+            access_mode: Of a new one: ReadWriteOnce, ReadOnlyMany or ReadWriteMany, which is the default.
             project: Another project than the client's own.
             client: Another server than the configured one.
 
@@ -57,43 +69,188 @@ class Volume(Handle):
         except NotFound:
             if not create_if_missing:
                 raise
-        spec = {"accessMode": access_mode, "size": size}
-        document = {"apiVersion": "nodus.dev/v1", "kind": "Volume", "metadata": {"name": name}, "spec": spec}
-        return Volume(await client.resources.create(document, project=project), client)
+        spec = {"accessMode": access_mode or "ReadWriteMany", "size": size}
+        return Volume(await client.resources.create(_manifest(name, spec), project=project), client)
+
+    @blocking_class
+    async def import_from(
+        cls: type[Volume],
+        name: str,
+        *,
+        huggingface: str | None = None,
+        revision: str | None = None,
+        git: str | None = None,
+        url: str | None = None,
+        sha256: str | None = None,
+        extract: str = "auto",
+        s3: str | None = None,
+        endpoint: str | None = None,
+        region: str | None = None,
+        secret: str | None = None,
+        size: str = DEFAULT_SIZE,
+        project: str | None = None,
+        client: Client | None = None,
+    ) -> Volume:
+        """Return the handle of a read-only volume that the server fills; `wait_ready` waits until it has.
+
+        Give exactly one of ``huggingface``, ``git``, ``url`` and ``s3``.
+
+        Args:
+            name: Its name; one that is there already must come from the same source.
+            huggingface: ``OWNER/NAME`` of a model, or ``datasets/OWNER/NAME``.
+            revision: Commit, branch or tag, of the hub or of git.
+            git: Address of a repository, https or http.
+            url: Address of a file.
+            sha256: Digest that the file must have.
+            extract: ``auto`` unpacks archives, ``none`` keeps them.
+            s3: ``s3://BUCKET/PREFIX``.
+            endpoint: Address of an S3 server other than Amazon's.
+            region: Of the bucket.
+            secret: Secret with the credentials that the source asks for.
+            size: Most that it may hold.
+            project: Another project than the client's own.
+            client: Another server than the configured one.
+
+        Raises:
+            BadRequest: When no source is given, or several.
+            Invalid: When the server can't import from there.
+        """
+        given = {"huggingface": huggingface, "git": git, "url": url, "s3": s3}
+        named = [key for key, value in given.items() if value is not None]
+        if len(named) != 1:
+            words = ", ".join(named) or "none of them"
+            raise BadRequest(f"import_from takes exactly one of huggingface, git, url and s3, not {words}")
+        parts: dict[str, dict[str, Any]] = {
+            "huggingface": {"repo": huggingface, "revision": revision, "secret": secret},
+            "git": {"repo": git, "ref": revision, "secret": secret},
+            "url": {"url": url, "sha256": sha256, "extract": extract.capitalize()},
+            "s3": {"uri": s3, "endpoint": endpoint, "region": region, "secret": secret},
+        }
+        source = {named[0]: {key: value for key, value in parts[named[0]].items() if value is not None}}
+        spec = {"accessMode": "ReadOnlyMany", "size": size, "source": source}
+        client = client or default_client()
+        return Volume(await client.resources.create(_manifest(name, spec), project=project), client)
 
     @blocking
-    async def put(self, source: str | os.PathLike[str], target: str = "/") -> int:
+    async def wait_ready(self, timeout: float | None = 3600.0) -> None:  # noqa: ASYNC109 - the caller's bound, in seconds
+        """Wait until the volume's files are there.
+
+        Raises:
+            NodusError: When the import failed; the message says why, ``fix`` what to do.
+            NodusTimeout: When ``timeout`` seconds passed first.
+        """
+        self._set(
+            await self.client.resources.wait_for(
+                "Volume",
+                self.name,
+                lambda obj: (obj.get("status") or {}).get("phase") in ("Ready", "Failed"),
+                project=self.project,
+                timeout_s=timeout,
+                what="Ready",
+            )
+        )
+        if self.phase == "Failed":
+            message = f"volume {self.name} failed: {self.status.get('reason')}: {self.status.get('message')}"
+            raise NodusError(message, fix=self.status.get("fix"), details={"reason": self.status.get("reason")})
+
+    # Writing --------------------------------------------------------------------------------------------------
+
+    @blocking
+    async def put(self, source: LocalPath, target: str = "/") -> int:
         """Upload a file, or everything below a directory, and return the new revision.
 
-        Files of the newest revision stay, unless they are written anew.
+        Files of the newest revision stay, unless they are written anew. A call that was interrupted, made again, sends
+        only what is missing.
 
         Args:
             source: A file or directory of this machine.
-            target: Where in the volume; a path that ends in a slash takes the file's own name.
+            target: Where in the volume; a file goes below it when it ends in a slash or is a directory there.
 
         Raises:
-            NodusError: When the source isn't there or holds a symbolic link.
+            NodusError: When the source isn't there or holds what a volume can't, such as symbolic links.
+            VolumeBusy: When a Job writes to the volume; ``holder`` names it.
+            RequestEntityTooLarge: When the volume would hold more than its size.
         """
-        files = list(_files_of(Path(source), target))
+        into = Path(source).is_file() and await self._is_directory(target)  # noqa: ASYNC240 - one look at a name
+        return await self._write(await off_loop(files_of, source, target, inside=into))
+
+    @blocking
+    async def put_file(self, local_path: LocalPath, remote_path: str) -> int:
+        """Upload a file to just this path, or below it when it ends in a slash; return the new revision."""
+        if not Path(local_path).is_file():  # noqa: ASYNC240 - one look at a name
+            raise NodusError(f"{local_path} is not a file", fix="Use put_directory for a directory.")
+        return await self._write(await off_loop(files_of, local_path, remote_path))
+
+    @blocking
+    async def put_directory(self, local_path: LocalPath, remote_path: str = "/") -> int:
+        """Upload everything below a directory; return the new revision. See `put` for the errors."""
+        if not Path(local_path).is_dir():  # noqa: ASYNC240 - one look at a name
+            raise NodusError(f"{local_path} is not a directory", fix="Use put_file for a file.")
+        return await self._write(await off_loop(files_of, local_path, remote_path))
+
+    @blocking
+    async def write_file(self, remote_path: str, content: bytes | str) -> int:
+        """Write bytes, or text as UTF-8, to a path; return the new revision."""
+        data = content.encode() if isinstance(content, str) else content
+        return await self._write([LocalFile(remote_path.strip("/"), data)])
+
+    @blocking
+    async def remove_file(self, path: str) -> int:
+        """Remove a file, or everything below a directory; return the new revision, which lacks it.
+
+        Raises:
+            NotFound: When nothing is there.
+        """
+        return await self._write([], [path.strip("/")])
+
+    def batch_upload(self) -> BatchUpload:
+        """Return a context manager that collects files and directories and commits them as one revision.
+
+        Example::
+
+            with volume.batch_upload() as batch:
+                batch.put_file("train.jsonl", "/train.jsonl")
+                batch.put_directory("./images", "/images")
+        """
+        return BatchUpload(self)
+
+    @blocking
+    async def clear(self) -> int:
+        """Commit an empty revision and return it; the volume and its history stay."""
+        return await self._commit_known({"mode": "Clear"}, "clear")
+
+    @blocking
+    async def restore(self, revision: int) -> int:
+        """Commit an earlier revision's files again, as the newest revision, and return that.
+
+        Raises:
+            NotFound: When there is no such revision.
+        """
+        return await self._commit_known({"mode": "Restore", "revision": revision}, "restore")
+
+    async def _commit_known(self, body: Mapping[str, Any], site: str) -> int:
         path = await self._path("uploads")
-        upload = await self.client.api.call("POST", path, body={"mode": "Write"}, idempotency_key=new_key("upload"))
-        for place, file in files:
-            mode = f"{stat.S_IMODE(file.stat().st_mode):o}"
-            await self.client.api.call(
-                "PUT",
-                f"{path}/{upload['id']}/files",
-                query={"path": place, "mode": mode},
-                body=file,
-                timeout_s=300.0,
-                headers={"Content-Type": "application/octet-stream"},
-            )
-        done = await self.client.api.call("PUT", f"{path}/{upload['id']}", body={"commit": {}})
+        done = await self.client.api.call("POST", path, body=dict(body), idempotency_key=new_key(site))
         await self.refresh.aio()
         return int(done["revision"])
 
+    async def _write(self, files: Iterable[LocalFile], removed: Iterable[str] = ()) -> int:
+        upload = Upload(self.client.api, await self._path("uploads"), self.name)
+        revision = await upload.run(list(files), removed)
+        await self.refresh.aio()
+        return revision
+
+    # Reading --------------------------------------------------------------------------------------------------
+
+    @blocking
+    async def revisions(self) -> Records:
+        """Return every committed state, newest first: ``revision``, ``files``, ``bytes`` and ``committedTime``."""
+        listed = await self.client.api.call("GET", await self._path("revisions"))
+        return [as_record(item) for item in listed.get("items") or []]
+
     @blocking
     async def list(self, path: str = "", revision: int | None = None) -> Records:
-        """Return the files below a path, each with ``path``, ``size`` and ``sha256``.
+        """Return the files below a path, however deep, each with ``path``, ``size``, ``sha256`` and ``mode``.
 
         Args:
             path: A directory; everything when empty.
@@ -101,67 +258,194 @@ class Volume(Handle):
         """
         return [as_record(item) for item in await self._list(path, revision)]
 
-    async def _list(self, path: str, revision: int | None) -> Any:
-        # Listed whole and cut here: asked for a file's own path, the server sends the file.
-        listed = await self.client.api.call("GET", await self._path("files"), query={"revision": revision})
-        wanted = path.strip("/")
-        return [
-            item
-            for item in listed.get("items") or []
-            if not wanted or item["path"] == wanted or item["path"].startswith(f"{wanted}/")
-        ]
+    @blocking
+    async def listdir(self, path: str = "/", revision: int | None = None) -> Records:
+        """Return what a directory holds: ``name``, ``path``, ``type`` (``file`` or ``directory``) and ``size``.
+
+        Args:
+            path: The directory.
+            revision: An earlier revision; the newest when None.
+
+        Raises:
+            NotFound: When there is no such directory.
+        """
+        base = path.strip("/")
+        found = await self._list(path, revision)
+        if base and not found:
+            raise NotFound(f"volume {self.name!r} has nothing at {path!r}")
+        return entries(found, base)
 
     @blocking
-    async def get(self, path: str, target: str | os.PathLike[str], revision: int | None = None) -> Paths:
-        """Download a file, or everything below a directory, each file checked; return what was written.
+    async def read_file(self, remote_path: str, revision: int | None = None) -> bytes:
+        """Return a file's bytes, checked; for files that fit into memory.
+
+        Raises:
+            NotFound: When there is no such file.
+        """
+        location, sha256 = await self._locate(remote_path.strip("/"), revision)
+        return await whole(await self.client.api.fetch(location, remote_path), remote_path, sha256)
+
+    @blocking_iterator
+    async def stream(self, remote_path: str, revision: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield a file's bytes as they arrive; for files of any size. The digest is checked at the end.
+
+        Raises:
+            NotFound: When there is no such file.
+            SHA256Mismatch: After the last piece, when other bytes arrived.
+        """
+        location, sha256 = await self._locate(remote_path.strip("/"), revision)
+        exchange = await self.client.api.fetch(location, remote_path)
+        async with aclosing(checked(exchange, remote_path, sha256)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    @blocking
+    async def get(self, path: str, target: LocalPath, revision: int | None = None, *, overwrite: bool = True) -> Paths:
+        """Download a file, or everything below a directory, each file checked; return the files.
 
         Args:
             path: In the volume; ``/`` for everything.
             target: A file for a file (or a directory that is there), a directory for a directory.
             revision: An earlier revision; the newest when None.
+            overwrite: Replace files of this machine that are there with other content.
 
         Raises:
             NotFound: When nothing is at that path.
+            NodusError: When a file is there and ``overwrite`` is false.
         """
         wanted, found = path.strip("/"), await self._list(path, revision)
         if not found:
             raise NotFound(
                 f"volume {self.name!r} has nothing at {path!r}", fix=f"`nodus volume ls {self.name}` lists it."
             )
-        written = []
-        for item in found:
-            destination = Path(target)
-            if item["path"] != wanted:
-                destination = destination / safe_name(item["path"][len(wanted) :].lstrip("/"))
-            elif destination.is_dir():
-                destination = destination / safe_name(wanted).name
-            written.append(await self._fetch(item, destination, revision))
+        placed = [(item, _destination(item["path"], wanted, target)) for item in found]
+        there = [where for _, where in placed if where.exists()]
+        if there and not overwrite:
+            more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+            raise NodusError(f"{there[0]}{more} is there already", fix="--force (or overwrite=True) replaces it.")
+        return [await self._fetch(item, where, revision) for item, where in placed]
+
+    async def _fetch(self, item: Mapping[str, Any], where: Path, revision: int | None) -> Path:
+        path = str(item["path"])
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NodusError(f"{where.parent} can't be made: {error.strerror}", fix="Name another target.") from error
+
+        async def locate() -> str:
+            return (await self._locate(path, revision))[0]
+
+        written = await download(self.client.api, locate, where, path, str(item["sha256"]))
+        if int(str(item.get("mode") or "644"), 8) & 0o100:
+            written.chmod(0o755)
         return written
 
-    async def _fetch(self, item: dict[str, Any], destination: Path, revision: int | None) -> Path:
-        query = {"path": item["path"], "revision": revision}
+    async def _locate(self, path: str, revision: int | None) -> tuple[str, str | None]:
+        """Return a link to a file's bytes, and their sha256."""
+        query = {"path": path, "revision": revision}
         answer = await self.client.api.answer("GET", await self._path("files"), query=query)
         location = answer.headers.get("location")
         if location is None:
-            raise NodusError(f"the server did not say where {item['path']!r} is")
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        return await save(await self.client.api.fetch(location), destination, item["path"], item.get("sha256"))
+            raise NotFound(f"volume {self.name!r} has no file {path!r}", fix="It may be a directory.")
+        return location, answer.headers.get("x-nodus-sha256")
+
+    async def _list(self, path: str, revision: int | None) -> Any:
+        # Listed whole and cut here: asked for a file's own path, the server sends the file.
+        wanted, found, after = path.strip("/"), [], None
+        url = await self._path("files")
+        while True:
+            query = {"revision": revision, "limit": _PAGE, "after": after}
+            listed = await self.client.api.call("GET", url, query=query)
+            found += [
+                item
+                for item in listed.get("items") or []
+                if not wanted or item["path"] == wanted or item["path"].startswith(f"{wanted}/")
+            ]
+            after = listed.get("continue")
+            if not after:
+                return found
+
+    async def _is_directory(self, path: str) -> bool:
+        base = path.strip("/")
+        return bool(base) and any(item["path"].startswith(f"{base}/") for item in await self._list(path, None))
 
 
-def _files_of(source: Path, target: str) -> Iterator[tuple[str, Path]]:
-    """Yield each file with its path in the volume."""
-    base = target.strip("/")
-    if source.is_file():
-        yield (f"{base}/{source.name}".lstrip("/") if target.endswith("/") or not base else base), source
-        return
-    if not source.is_dir():
-        raise NodusError(f"{source} is neither a file nor a directory", fix="Check the path.")
-    found = sorted(source.rglob("*"))
-    links = [path for path in found if path.is_symlink()]
-    if links:
-        raise NodusError(f"{links[0]} is a symbolic link, which a volume can't hold", fix="Put the file itself there.")
-    files = [path for path in found if path.is_file()]
-    if not files:
-        raise NodusError(f"{source} holds no files", fix="Check the path.")
-    for path in files:
-        yield f"{base}/{path.relative_to(source).as_posix()}".lstrip("/"), path
+class BatchUpload:
+    """Files and directories that become one revision; used as a context manager, blocking or async.
+
+    Nothing is sent before the end of the block, and nothing at all when the block raises.
+
+    Attributes:
+        revision: The new revision, once the block has ended.
+    """
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._files: dict[str, LocalFile] = {}
+        self._removed: list[str] = []
+        self.revision: int | None = None
+
+    def put_file(self, local_path: LocalPath, remote_path: str) -> None:
+        """Add a file; see `Volume.put_file`."""
+        self._add(files_of(local_path, remote_path))
+
+    def put_directory(self, local_path: LocalPath, remote_path: str = "/") -> None:
+        """Add everything below a directory."""
+        self._add(files_of(local_path, remote_path))
+
+    def write_file(self, remote_path: str, content: bytes | str) -> None:
+        """Add bytes, or text as UTF-8, under a path."""
+        data = content.encode() if isinstance(content, str) else content
+        self._add([LocalFile(remote_path.strip("/"), data)])
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file or directory of the revision before."""
+        self._removed.append(path.strip("/"))
+
+    def _add(self, files: Iterable[LocalFile]) -> None:
+        self._files |= {file.place: file for file in files}
+
+    async def _commit(self) -> None:
+        if self._files or self._removed:
+            self.revision = await self._volume._write(self._files.values(), self._removed)
+
+    def __enter__(self) -> BatchUpload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            run_blocking(self._commit())
+
+    async def __aenter__(self) -> BatchUpload:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            await self._commit()
+
+
+def entries(files: Iterable[Mapping[str, Any]], base: str) -> Records:
+    """Return what stands directly below a directory, from all the files below it; a directory's size is its files'."""
+    found: dict[str, dict[str, Any]] = {}
+    for item in files:
+        path = str(item["path"])
+        if path == base:
+            name, slash, place = path.rpartition("/")[2], "", path
+        else:
+            name, slash, _ = path[len(base) :].lstrip("/").partition("/")
+            place = f"{base}/{name}".lstrip("/")
+        kind = "directory" if slash else "file"
+        entry = found.setdefault(name, {"name": name, "path": place, "type": kind, "size": 0})
+        entry["size"] += int(item["size"])
+    return [as_record(found[name]) for name in sorted(found)]
+
+
+def _destination(path: str, wanted: str, target: LocalPath) -> Path:
+    destination = Path(target)
+    if path != wanted:
+        return destination / safe_name(path[len(wanted) :].lstrip("/"))
+    return destination / safe_name(wanted).name if destination.is_dir() else destination
+
+
+def _manifest(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "nodus.dev/v1", "kind": "Volume", "metadata": {"name": name}, "spec": dict(spec)}

@@ -1,0 +1,255 @@
+"""Files on their way into a Volume: found, measured, sent in pieces, committed as one revision.
+
+The server knows by their digests which bytes it has. So the same call, made again after the program or the server was
+killed, sends only what is missing, and a file that was half-way goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodus.client.http import METERED_BYTES, Api, new_key
+from nodus.client.transport import FilePart, off_loop
+from nodus.core.errors import Conflict, NodusError, NotFound
+
+PIECE_BYTES = 64 * 1024 * 1024
+"""How much of a file one request carries."""
+MOST_DECLARED, MOST_DECLARED_BYTES = 500, 400_000
+_PIECE_TIMEOUT_S = 900.0
+"""The last piece's answer comes when the server has read the whole file again."""
+_TURNS = 5
+_READ_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file, or bytes, and where it goes."""
+
+    place: str
+    """Path in the Volume."""
+    source: Path | bytes
+    mode: int = 0o644
+    size: int = 0
+    sha256: str = ""
+
+
+def files_of(source: str | os.PathLike[str], target: str, *, inside: bool = False) -> list[LocalFile]:
+    """Return what a file or directory of this machine becomes in a Volume.
+
+    Args:
+        source: A file, which goes to the target; or a directory, whose contents go below it.
+        target: Path in the Volume; one that ends in a slash takes a file under its own name.
+        inside: Whether a file goes below the target in any case.
+
+    Raises:
+        NodusError: When there is nothing, or something that a Volume can't hold: links, devices, odd names.
+    """
+    start, base = Path(source), target.strip("/")
+    if start.is_file():
+        name = f"{base}/{start.name}" if inside or target.endswith("/") or not base else base
+        return [_local(name.lstrip("/"), start)]
+    if not start.is_dir():
+        raise NodusError(f"{start} is neither a file nor a directory", fix="Check the path.")
+    found = [_local(f"{base}/{path.relative_to(start).as_posix()}".lstrip("/"), path) for path in _walk(start)]
+    if not found:
+        raise NodusError(f"{start} holds no files", fix="Check the path; a volume keeps no empty directories.")
+    return found
+
+
+@contextlib.contextmanager
+def unpacked(archive: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary directory with the files of a .zip, .tar, .tar.gz, .tgz, .tar.bz2 or .tar.xz archive.
+
+    Raises:
+        NodusError: When it is none, is broken, or holds what leads out of it.
+    """
+    path = Path(archive)
+    with tempfile.TemporaryDirectory(prefix="nodus-") as directory:
+        try:
+            if path.name.lower().endswith(".zip"):
+                with zipfile.ZipFile(path) as zipped:
+                    zipped.extractall(directory)
+            else:
+                with tarfile.open(path, "r:*") as tar:
+                    tar.extractall(directory, filter="data")
+        except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, ValueError) as error:
+            fix = "It takes .zip, .tar, .tar.gz, .tgz, .tar.bz2 and .tar.xz; unpack others by hand."
+            raise NodusError(f"{path} can't be unpacked: {str(error)[:200]}", fix=fix) from error
+        yield Path(directory)
+
+
+def _walk(start: Path) -> Iterator[Path]:
+    for directory, names, files in os.walk(start, onerror=_raise):
+        names.sort()
+        for name in sorted([*names, *files]):
+            path = Path(directory, name)
+            if path.is_symlink():
+                raise NodusError(f"{path} is a symbolic link, which a volume can't hold", fix="Put the file there.")
+            if name in names:
+                continue
+            if not path.is_file():
+                raise NodusError(f"{path} is no plain file, which is all that a volume holds", fix="Leave it out.")
+            yield path
+
+
+def _raise(error: OSError) -> None:
+    raise NodusError(f"{error.filename} can't be read: {error.strerror}", fix="Check its permissions.") from error
+
+
+def _local(place: str, path: Path) -> LocalFile:
+    try:
+        place.encode()
+    except UnicodeEncodeError as error:
+        raise NodusError(f"the name of {os.fsencode(path)!r} is not UTF-8", fix="Rename the file.") from error
+    info = path.stat()
+    return LocalFile(place, path, 0o755 if stat.S_IMODE(info.st_mode) & 0o100 else 0o644, info.st_size)
+
+
+def measured(file: LocalFile) -> LocalFile:
+    """Return a file with its size and sha256, read from its bytes.
+
+    Raises:
+        NodusError: When it can't be read.
+    """
+    if isinstance(file.source, bytes):
+        digest = hashlib.sha256(file.source).hexdigest()
+        return LocalFile(file.place, file.source, file.mode, len(file.source), digest)
+    hashed, size = hashlib.sha256(), 0
+    try:
+        with file.source.open("rb") as opened:
+            while chunk := opened.read(_READ_BYTES):
+                hashed.update(chunk)
+                size += len(chunk)
+    except OSError as error:
+        raise NodusError(f"{file.source} can't be read: {error.strerror}") from error
+    return LocalFile(file.place, file.source, file.mode, size, hashed.hexdigest())
+
+
+class Upload:
+    """One revision in the making.
+
+    Args:
+        api: The server.
+        path: URL path of the Volume's ``uploads``.
+        label: What the meter calls it.
+    """
+
+    def __init__(self, api: Api, path: str, label: str) -> None:
+        self._api, self._path, self._label = api, path, label
+        self._sent: Callable[[int], None] = _unnoticed
+
+    async def run(self, files: Sequence[LocalFile], removed: Iterable[str] = ()) -> int:
+        """Remove, send and commit; return the revision.
+
+        Args:
+            files: What is added, or replaces what has its path.
+            removed: Files and directories that go first.
+
+        Raises:
+            VolumeBusy: When a Job writes to the Volume.
+            RequestEntityTooLarge: When it would hold more than its size.
+            SHA256Mismatch: When a file changed while it was sent.
+        """
+        known = [await off_loop(measured, file) for file in files]
+        total = sum(file.size for file in known)
+        asked = {"mode": "Write", "bytes": total, "files": len(known)}
+        begun = await self._api.call("POST", self._path, body=asked, idempotency_key=new_key("upload"))
+        path = f"{self._path}/{begun['id']}"
+        if self._api.meter is not None and total >= METERED_BYTES:
+            self._sent = self._api.meter(self._label, total)
+        for gone in removed:
+            await self._api.call("DELETE", f"{path}/files", query={"path": gone})
+        for batch in _batches(known):
+            await self._send_batch(path, batch)
+        done = await self._api.call("PUT", path, body={"commit": {}})
+        return int(done["revision"])
+
+    async def _send_batch(self, path: str, batch: Sequence[LocalFile]) -> None:
+        missing = await self._missing(path, batch)
+        arrived: set[str] = set()
+        for file in batch:
+            offset = missing.get(file.place)
+            if offset is not None and file.sha256 in arrived:
+                offset = file.size  # the same bytes under another name: only the name is sent
+            self._sent(file.size if offset is None else offset)
+            if offset is not None:
+                await self._send(path, file, offset)
+                arrived.add(file.sha256)
+
+    async def _missing(self, path: str, batch: Sequence[LocalFile]) -> dict[str, int]:
+        """Declare files; return how much of each unfinished one the server has, by path."""
+        declared = [
+            {"path": file.place, "size": file.size, "sha256": file.sha256, "mode": f"{file.mode:o}"} for file in batch
+        ]
+        # A fresh key each time: what is missing changes.
+        answer = await self._api.call(
+            "POST", f"{path}/files", body={"files": declared}, idempotency_key=new_key("files")
+        )
+        return {str(item["path"]): int(item["offset"]) for item in answer["items"]}
+
+    async def _send(self, path: str, file: LocalFile, offset: int) -> None:
+        turns = 0
+        while True:
+            try:
+                answer = await self._put(path, file, offset)
+            except (Conflict, NotFound) as error:
+                # Other bytes are there than this thought: somebody else sends the same file, or they were dropped.
+                turns += 1
+                if turns > _TURNS or isinstance(error, NotFound):
+                    raise
+                offset = (await self._missing(path, [file])).get(file.place, file.size)
+                if offset == file.size:
+                    return
+                continue
+            offset = int(answer["offset"])
+            if offset >= file.size:
+                return
+
+    async def _put(self, path: str, file: LocalFile, offset: int) -> Any:
+        length = min(PIECE_BYTES, file.size - offset)
+        body: bytes | FilePart
+        if isinstance(file.source, bytes):
+            body = file.source[offset : offset + length]
+        else:
+            body = FilePart(file.source, offset, length)
+        query = {
+            "path": file.place, "mode": f"{file.mode:o}", "sha256": file.sha256, "size": file.size, "offset": offset,
+        }  # fmt: skip
+        return await self._api.call(
+            "PUT",
+            f"{path}/files",
+            query=query,
+            body=body,
+            sent=self._sent,
+            timeout_s=_PIECE_TIMEOUT_S,
+            headers={"Content-Type": "application/octet-stream"},
+        )
+
+
+def _unnoticed(size: int) -> None:
+    """No meter is shown."""
+
+
+def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
+    batch: list[LocalFile] = []
+    size = 0
+    for file in files:
+        row = len(file.place.encode()) + 160
+        if batch and (len(batch) >= MOST_DECLARED or size + row > MOST_DECLARED_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(file)
+        size += row
+    if batch:
+        yield batch
