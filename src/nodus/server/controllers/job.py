@@ -315,8 +315,7 @@ def _decide_source(ctx: Context, now: datetime) -> Outcome:
         return Outcome(action=Action("source", f"{ctx.job.uid}/source"))
     if result.error is not None:
         ended = _end(ctx, now, "Failed", reason=result.value["reason"], message=result.error)
-        fix = {"fix": result.value["fix"]} if result.value.get("fix") else {}
-        return dataclasses.replace(ended, status={**(ended.status or {}), **fix})
+        return _with_fix(ended, result.value.get("fix"))
     status = {**_status(ctx), "phase": "Queued"}
     if result.value["source"] is None:
         status |= {"reason": "FetchingSource", "message": result.value["message"]}
@@ -427,7 +426,12 @@ def _succeed(ctx: Context, now: datetime) -> Outcome:
 
 def _fail(ctx: Context, now: datetime, slot: Slot, failure: Failure) -> Outcome:
     message = f"index {slot.index}: {failure.message}" if jobslots.is_indexed(ctx.spec) else failure.message
-    return _end(ctx, now, "Failed", reason=failure.reason, message=message, decisive=slot)
+    ended = _end(ctx, now, "Failed", reason=failure.reason, message=message, decisive=slot)
+    return _with_fix(ended, failure.fix)
+
+
+def _with_fix(ended: Outcome, fix: str | None) -> Outcome:
+    return dataclasses.replace(ended, status={**(ended.status or {}), "fix": fix}) if fix else ended
 
 
 def _end(

@@ -34,6 +34,7 @@ class Failure(NamedTuple):
 
     reason: str
     message: str
+    fix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,12 @@ class Slot:
             return None
         message = last.status.get("message") or "the attempt failed"
         if self.reason == "DeadlineExceeded":
-            return Failure("DeadlineExceeded", f"it ran into its timeout of {spec.get('timeout')}")
+            message = f"it ran into its timeout of {spec.get('timeout')}"
+            return Failure("DeadlineExceeded", message, "Allow more with spec.timeout (`nodus run --timeout`).")
         if self.reason == "QueueTimeout":
             queue = (spec.get("placement") or {}).get("queueTimeout")
-            return Failure("QueueTimeout", f"it did not get to run within its queueTimeout of {queue}")
+            message = f"it did not get to run within its queueTimeout of {queue}"
+            return Failure("QueueTimeout", message, "Ask for less, or allow more with spec.placement.queueTimeout.")
         if last.status.get("retryable") is False:
             return Failure(self.reason or "Error", message)
         if self.phase == "Lost":

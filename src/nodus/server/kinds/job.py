@@ -62,13 +62,14 @@ def _check_new(conn: Connection, services: Services, found: jobrules.Findings, s
         known = ", ".join(sorted(MANAGED))
         found.reject("spec.image", f"{spec.image[:200]!r} can't be run here; managed images are {known}")
     jobrules.check_command(found, spec)
+    jobrules.check_working_dir(found, spec)
+    jobrules.check_resources(found, spec.resources)
     jobrules.check_unbuilt(found, spec)
     jobrules.check_distributed(found, spec.distributed, gpu_count(spec))
     jobrules.check_env(conn, found, spec.env, spec.secrets, gang=spec.distributed is not None)
     jobrules.check_paths(found, spec)
     jobrules.check_inputs(conn, services, found, spec)
     if spec.resources is not None:
-        jobrules.check_cpu(found, spec.resources.cpu)
         if spec.resources.gpu is not None:
             accelerators.check_gpu(found.draft, spec.resources.gpu, "spec.resources.gpu")
         if (spec.resources.nodes or 1) > 1:

@@ -24,7 +24,7 @@ from nodus.server.training.resources import quantity
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from nodus.core.kinds.resources import Distributed, EnvVar, SecretRef, VolumeMount
+    from nodus.core.kinds.resources import Distributed, EnvVar, Resources, SecretRef, VolumeMount
     from nodus.server.kinds.base import Draft
     from nodus.server.services import Services
     from nodus.server.store.objects import Object
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MOST_COMPLETIONS = 1000
 """On one machine; each is a row that every look at the Job reads."""
 LONGEST_S = 366 * 24 * 3600.0
+LEAST_MEMORY_BYTES = 16 << 20
+LONGEST_WORD_BYTES = 128 * 1024 - 1
+"""Of an argument, or of a variable with its name: what Linux passes to a program."""
 LAUNCHERS = ("Plain", "Torchrun", "Ray", "Verl", "Accelerate", "Deepspeed")
 NETWORKS, TRANSPORTS = ("Colocated", "Regional", "Global"), ("Direct", "Auto")
 PROFILES = ("Balanced", "Cost", "Speed")
@@ -130,16 +133,21 @@ def check_offerings(found: Findings, spec: JobSpec, known: list[str]) -> None:
         found.reject("spec.placement.offerings", f"{', '.join(wanted)[:200]} is not here; offerings are {there}")
 
 
-def check_cpu(found: Findings, cpu: float | str | None) -> None:
-    """Check that an amount of CPU is one."""
-    if cpu is None:
+def check_resources(found: Findings, resources: Resources | None) -> None:
+    """Check amounts of CPU and memory that no machine could give."""
+    if resources is None:
         return
-    try:
-        cores = quantity(cpu)
-    except ValueError:
-        cores = 0.0
-    if not 0 < cores < math.inf:
-        found.reject("spec.resources.cpu", f"{str(cpu)[:40]!r} is no amount of CPU; write it like 2, 0.5 or 500m")
+    if resources.cpu is not None:
+        try:
+            cores = quantity(resources.cpu)
+        except ValueError:
+            cores = 0.0
+        if not 0 < cores < math.inf:
+            shown = str(resources.cpu)[:40]
+            found.reject("spec.resources.cpu", f"{shown!r} is no amount of CPU; write it like 2, 0.5 or 500m")
+    if resources.memory is not None and quantity(resources.memory) < LEAST_MEMORY_BYTES:
+        message = f"{resources.memory!r} is too little for any program; {LEAST_MEMORY_BYTES >> 20}Mi is the least"
+        found.reject("spec.resources.memory", message)
 
 
 def check_counts(found: Findings, spec: JobSpec) -> None:
@@ -210,6 +218,8 @@ def check_env(
         seen.add(variable.name)
         if variable.name.startswith("NODUS_") or (gang and GANG_VARIABLES.fullmatch(variable.name)):
             found.reject(f"{path}.name", f"{variable.name} is one of those that Nodus sets; use another name")
+        if len(f"{variable.name}={variable.value}".encode()) > LONGEST_WORD_BYTES:
+            found.reject(f"{path}.value", f"is longer than the {LONGEST_WORD_BYTES} bytes of a variable: use a file")
         if variable.value is not None and _CREDENTIAL.fullmatch(variable.value.strip()):
             message = f"the value of {variable.name} looks like a credential, and everybody who reads it sees it"
             found.leaks.append(Cause(f"{path}.value", "FieldValueForbidden", message))
@@ -247,10 +257,29 @@ def check_command(found: Findings, spec: JobSpec) -> None:
     """Require something to run that can be passed to a program."""
     if not spec.command and not spec.args:
         found.reject("spec.command", "required and missing; say what to run", "FieldValueRequired")
+    for name, words in (("command", spec.command), ("args", spec.args), ("initCommand", spec.init_command or [])):
+        for number, word in enumerate(words):
+            if len(word.encode()) > LONGEST_WORD_BYTES:
+                message = f"has {len(word.encode())} bytes; an argument has at most {LONGEST_WORD_BYTES}: use a file"
+                found.reject(f"spec.{name}[{number}]", message)
+    for name, words in (("command", spec.command), ("initCommand", spec.init_command or [])):
+        if words[:1] == [""]:
+            found.reject(f"spec.{name}[0]", "is empty; name a program")
     if spec.init_command == []:
         found.reject("spec.initCommand", "is empty; leave it out or say what to run first")
-    if spec.working_dir is not None and ".." in PurePosixPath(spec.working_dir).parts:
-        found.reject("spec.workingDir", f"{spec.working_dir!r} must not have '..' in it")
+
+
+def check_working_dir(found: Findings, spec: JobSpec) -> None:
+    """Check that the working directory can be there."""
+    if spec.working_dir is None:
+        return
+    where = PurePosixPath(spec.working_dir)
+    there = [WORKSPACE, OUTPUTS, STATE, "/tmp", *(path for _, path in _mounted(spec))]
+    if ".." in where.parts:
+        found.reject("spec.workingDir", f"{spec.working_dir[:80]!r} must not have '..' in it")
+    elif not any(where.is_relative_to(path) for path in there):
+        known = ", ".join(dict.fromkeys(there))
+        found.reject("spec.workingDir", f"{spec.working_dir[:80]!r} is not there in the run; use one of {known}")
 
 
 def pin_volumes(conn: Connection, found: Findings, spec: JobSpec) -> dict[str, int]:

@@ -72,7 +72,7 @@ def _check_new(conn: Connection, found: jobrules.Findings, spec: SandboxSpec) ->
     _check_directory(found, spec.working_dir)
     jobrules.check_env(conn, found, spec.env, spec.secrets)
     if spec.resources is not None:
-        jobrules.check_cpu(found, spec.resources.cpu)
+        jobrules.check_resources(found, spec.resources)
         if spec.resources.gpu is not None:
             accelerators.check_gpu(found.draft, spec.resources.gpu, "spec.resources.gpu")
         if (spec.resources.nodes or 1) > 1:
