@@ -124,6 +124,84 @@ async def test_followed_log_waits_for_the_run_and_goes_on_to_the_next_attempt(
         assert stream.ended
 
 
+@pytest.fixture
+def sweep(put: Callable[..., Object]) -> Callable[..., dict[tuple[int, int], Object]]:
+    """Stores a Job with completions and the attempts asked for: ``sweep((0, 1), (1, 1), (1, 2))``, index and epoch."""
+
+    def make(*attempts: tuple[int, int], phase: str = "Succeeded") -> dict[tuple[int, int], Object]:
+        owner = put("Job", "s", {"command": ["x"], "completions": 3}, status={"phase": phase})
+        return {
+            (index, epoch): put(
+                "Attempt", f"s-{index}-{epoch}", {"job": "s", "epoch": epoch, "slot": index}, owner=owner,
+                labels={"nodus.dev/job": "s"}, status={"phase": "Succeeded", "outputs": [{"name": "x", "path": "/x"}]},
+            )
+            for index, epoch in attempts
+        }  # fmt: skip
+
+    return make
+
+
+async def test_log_of_indexes_is_told_apart_line_by_line(
+    api: Api, logs: Logs, sweep: Callable[..., dict[tuple[int, int], Object]]
+) -> None:
+    made = sweep((0, 1), (1, 1), (1, 2), (2, 1))
+    for (index, epoch), attempt in made.items():
+        logs.write(attempt.uid, f"a{index}{epoch}\nb{index}{epoch}".encode())
+    log = f"{JOBS}/s/log"
+    assert await text(api, log) == "[0] a01\n[0] b01\n[1] a12\n[1] b12\n[2] a21\n[2] b21\n"
+    assert await text(api, log, tailLines=1) == "[0] b01\n[1] b12\n[2] b21\n"
+    assert await text(api, log, index=1) == "a12\nb12"
+    assert await text(api, log, index=1, attempt=1) == "a11\nb11"
+    assert await text(api, log, attempt="s-2-1") == "[2] a21\n[2] b21\n"
+    follows = (await text(api, log, follow="true")).splitlines()
+    assert sorted(follows) == ["[0] a01", "[0] b01", "[1] a12", "[1] b12", "[2] a21", "[2] b21"]
+    status = await api.fails(404, "NotFound", "GET", f"{log}?index=3")
+    assert status["fix"] == "It has 0 to 2."
+
+
+async def test_followed_log_of_indexes_shows_those_that_come_later(
+    api: Api, logs: Logs, services: Services, sweep: Callable[..., dict[tuple[int, int], Object]],
+    put: Callable[..., Object], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("nodus.server.api.runlogs.NEXT_ATTEMPT_S", 0.01)
+    first = sweep((0, 1), phase="Running")[0, 1]
+    logs.write(first.uid, b"one\n")
+    owner = services.store.read_sync(objects.get, JOB, "default", "s")
+    async with api.stream(f"{JOBS}/s/log?follow=true") as stream:
+        assert await stream.line() == b"[0] one"
+        uid = "00000002-0000-0000-0000-000000000000"
+        logs.write(uid, b"two\n")
+        put(
+            "Attempt", "s-2-1", {"job": "s", "epoch": 1, "slot": 2}, owner=owner, uid=uid,
+            labels={"nodus.dev/job": "s"}, status={"phase": "Succeeded"},
+        )  # fmt: skip
+        assert await stream.line() == b"[2] two"
+        services.store.write_sync(objects.update_status, owner.uid, {"phase": "Succeeded"})
+        assert await stream.line() == b""
+        assert stream.ended
+
+
+async def test_log_of_an_attempt_begins_where_it_is_asked_to(
+    api: Api, logs: Logs, run: Callable[..., list[Object]]
+) -> None:
+    logs.write(run()[0].uid, b"0123456789")
+    assert await text(api, f"{V1}/namespaces/default/attempts/j-1/log", offsetBytes=7) == "789"
+    assert await text(api, f"{V1}/namespaces/default/attempts/j-1/log", offsetBytes=99) == ""
+    await api.fails(400, "BadRequest", "GET", f"{JOBS}/j/log?offsetBytes=7")
+    await api.fails(404, "NotFound", "GET", f"{JOBS}/j/log?process=7")
+    await api.fails(404, "NotFound", "GET", f"{JOBS}/j/log?index=1")
+
+
+async def test_outputs_of_indexes_are_there_as_soon_as_each_has_ended(
+    api: Api, sweep: Callable[..., dict[tuple[int, int], Object]]
+) -> None:
+    sweep((0, 1), (2, 1), phase="Running")
+    items = (await api.ok("GET", f"{JOBS}/s/outputs"))["items"]
+    assert [(item["name"], item["index"]) for item in items] == [("x", 0), ("x", 2)]
+    status = await api.fails(400, "OutputIndexRequired", "GET", f"{JOBS}/s/outputs/x")
+    assert status["fix"].endswith(": 0,2.")
+
+
 async def test_log_without_a_backend_is_unavailable(
     api: Api, services: Services, run: Callable[..., list[Object]]
 ) -> None:
