@@ -82,6 +82,7 @@ def test_run_takes_a_repository_and_fixes_its_commit(nodus: Run, remote: FileSer
     assert inside.stdout == "x\n"
 
 
+@pytest.mark.heavy
 def test_what_can_not_be_fetched_fails_the_job_with_its_reason(nodus: Run, remote: FileServer) -> None:
     for flags, reason in (
         (("--git", f"{remote.url}/nope/.git"), "(SourceNotFound)"),

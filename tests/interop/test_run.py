@@ -79,6 +79,7 @@ def test_detached_run_and_its_log_outputs_and_indexes(desk: Desk) -> None:
     assert desk.ok("cat m") == "1\n"
 
 
+@pytest.mark.heavy
 def test_states_that_make_no_sense_are_refused(desk: Desk) -> None:
     desk.ok("nodus run --no-source --name ended -- true")
     for verb in ("stop", "suspend"):
