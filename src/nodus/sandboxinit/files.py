@@ -80,6 +80,12 @@ def fork(request: dict[str, Any], data: int, result: int) -> int:
         os._exit(code)
 
 
+def refuse(result: int, error: OSError) -> None:
+    """Say that a request can't be carried out at all."""
+    with contextlib.suppress(OSError):
+        _say(result, {"error": "Other", "message": error.strerror or str(error)})
+
+
 def serve(request: dict[str, Any], data: int, result: int) -> None:
     """Carry out one request on this process's own files."""
     try:

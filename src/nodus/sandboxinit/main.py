@@ -126,7 +126,11 @@ class Init:
             case "signal":
                 self._signal(name, int(message["signal"]))
             case "file":
-                self._add(name, files.fork(message, fds[0], fds[1]))
+                try:
+                    self._add(name, files.fork(message, fds[0], fds[1]))
+                except OSError as error:  # The sandbox is out of processes.
+                    files.refuse(fds[1], error)
+                    self._send({"event": "exited", "id": name, "code": 1})
 
     def _signal(self, name: str, number: int) -> None:
         pid = self._pids.get(name)

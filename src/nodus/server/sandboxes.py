@@ -23,7 +23,7 @@ from nodus.core.kinds import ATTEMPT, PROCESS, SANDBOX
 from nodus.server.compute.processes import OpenFile, OutputPiece, Processes, ProcessState
 from nodus.server.controllers.sandbox import START_ANNOTATION
 from nodus.server.controllers.sandboxmember import SANDBOX_LABEL, process_spec
-from nodus.server.controllers.sandboxprocesses import how_it_ended
+from nodus.server.controllers.sandboxprocesses import NON_ZERO, how_it_ended
 from nodus.server.store import objects
 
 if TYPE_CHECKING:
@@ -188,8 +188,13 @@ class SandboxService:
             raise
 
     async def state(self, process: Object) -> ProcessState:
-        """Return how a Process stands now, sooner than its object says it."""
-        return await self.processes.state(process.spec["attempt"], process.uid)
+        """Return how a Process stands now, sooner than its object says it, or what is recorded of one long gone."""
+        state = await self.processes.state(process.spec["attempt"], process.uid)
+        told = process.status
+        if state.phase == "Absent" and PROCESS.is_terminal(told.get("phase")):
+            reason = None if told.get("reason") == NON_ZERO else told.get("reason")
+            return ProcessState("Exited", told.get("exitCode"), reason, told.get("message"))
+        return state
 
     async def follow(
         self, process: Object, after: int = 0, *, wait_s: float | None = None, reader: str = ""

@@ -23,6 +23,7 @@ class FakeBackend:
         outputs: What :meth:`collect` returns, by key.
         full: What :meth:`reserve` answers; None gives everybody what they ask for.
         processes: What runs inside of members.
+        filled: Uids of Sandboxes that have files.
         emptied: Uids of Sandboxes whose files were deleted, in order.
     """
 
@@ -36,6 +37,7 @@ class FakeBackend:
         self.outputs: dict[str, list[Collected]] = {}
         self.full: str | None = None
         self.processes = FakeProcesses()
+        self.filled: list[str] = []
         self.emptied: list[str] = []
         self._states: dict[str, MemberState] = {}
 
@@ -52,6 +54,10 @@ class FakeBackend:
     def workspace_directory(self, sandbox_uid: str) -> Path:
         """Return a path that nothing is ever written to."""
         return Path("/nonexistent", sandbox_uid)
+
+    async def workspaces(self) -> list[str]:
+        """Return :attr:`filled`, less what was deleted."""
+        return [uid for uid in self.filled if uid not in self.emptied]
 
     async def release_workspace(self, sandbox_uid: str) -> None:
         """Note whose files were deleted."""

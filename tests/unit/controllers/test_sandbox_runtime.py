@@ -129,6 +129,13 @@ async def test_deleted_sandbox_leaves_nothing(world: World) -> None:
     assert (world.backend.emptied, world.backend.released) == ([sandbox.uid], [attempt.uid])
 
 
+async def test_files_of_sandboxes_deleted_while_no_server_ran_are_deleted_at_its_start(world: World) -> None:
+    sandbox = add(world)
+    world.backend.filled = [sandbox.uid, "deleted-meanwhile"]
+    await SandboxController(NODE, world.backend).attach(world.store)  # type: ignore[arg-type]
+    assert world.backend.emptied == ["deleted-meanwhile"]
+
+
 async def test_pass_with_a_stale_token_writes_nothing_and_says_so_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

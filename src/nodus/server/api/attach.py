@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from nodus.core.errors import BadRequest, NodusError, SandboxNotRunning, StdinBackpressure
 from nodus.core.ids import new_id
 from nodus.core.kinds import PROCESS, PROJECT, Kind
+from nodus.server.api import auditing
 from nodus.server.api.auth import Standing, authenticate
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import error_response, json_bytes
@@ -72,13 +73,15 @@ async def _open(socket: WebSocket, services: Services, request_id: str) -> tuple
     scope = {**socket.scope, "type": "http", "method": "GET", "state": {"request_id": request_id}}
     request = Request(scope)
     principal = await authenticate(request, services)
-    params = dict(socket.path_params)
+    params = {"version": PROCESS.version, "plural": PROCESS.plural, **socket.path_params}
     params["project"] = checked_name(PROJECT, params["project"])
     call = Call(request, services, principal, params)
     process = await found(call, PROCESS, "update", "attach")
     if PROTOCOL not in socket.scope.get("subprotocols", ()):
         raise BadRequest(f"the handshake does not offer {PROTOCOL}", fix=f"Offer the subprotocol {PROTOCOL}.")
-    return process, service_of(call), Standing(request, services)
+    service = service_of(call)
+    await auditing.note_connection(call, "attach")
+    return process, service, Standing(request, services)
 
 
 class _Attached:

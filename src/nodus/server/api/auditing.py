@@ -94,6 +94,12 @@ async def note_request(call: Call, response: Response) -> None:
         log.exception("a write could not be noted in the audit trail", extra={"path": call.request.url.path})
 
 
+async def note_connection(call: Call, sub: str) -> None:
+    """Note that a connection was opened through which its caller may write."""
+    target = Target(kind_of(call.params).name, call.params["name"], call.project, subresource=sub)
+    await call.services.store.write(audit.record, actor_of(call), "update", target)
+
+
 # Reading ------------------------------------------------------------------------------------------------------
 
 

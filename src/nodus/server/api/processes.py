@@ -252,6 +252,7 @@ async def stdin(call: Call, kind: Kind) -> Response:
         raise Invalid(f"data is not base64: {error}") from error
     if len(content) > STDIN_BYTES:
         raise Invalid(f"data holds {len(content)} bytes; at most {STDIN_BYTES} a call")
+    call.audited = True  # that it was started is noted
     attempt = process.spec["attempt"]
     ends = bool(body.get("eof"))
     await service_of(call).processes.write(attempt, process.uid, content, ends=ends, seq=seq)

@@ -240,6 +240,10 @@ class ComputeBackend(Protocol):
         """Return where the files of a Sandbox are that outlive its members; it need not be there yet."""
         ...
 
+    async def workspaces(self) -> list[str]:
+        """Return the uids of the Sandboxes that have such files."""
+        ...
+
     async def release_workspace(self, sandbox_uid: str) -> None:
         """Delete the files of a Sandbox; its members are being released."""
         ...

@@ -37,12 +37,14 @@ from nodus.server.controllers.runtime import (
     Update,
 )
 from nodus.server.controllers.sandboxprocesses import Known
+from nodus.server.store import objects
 from nodus.server.store.cascade import dependents
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.compute.local.backend import LocalBackend
+    from nodus.server.store import Store
     from nodus.server.store.objects import Object
 
 START_ANNOTATION = "nodus.dev/start-requested-at"
@@ -52,6 +54,8 @@ MAX_LOST = 10
 STEADY_S = 600.0
 """An attempt that ran for so long before it was lost is no sign of a Sandbox that can't run."""
 KEPT_ATTEMPTS = 3
+TOLD_EVERY_S = 10.0
+"""How coarse ``status.lastActivityTime`` is while nothing else changes."""
 SETTLED = ("Stopped", "Failed")
 _STOPS = ("Stopped", "Idle", "MaxLifetime")
 
@@ -189,6 +193,12 @@ class SandboxController(BaseController):
         """Delete the files of a deleted Sandbox."""
         await self._backend.release_workspace(uid)
 
+    async def attach(self, store: Store) -> None:
+        """After a start of the server, delete the files of Sandboxes that were deleted while it was away."""
+        for uid in await self._backend.workspaces():
+            if await store.read(objects.find_by_uid, uid) is None:
+                await self._backend.release_workspace(uid)
+
 
 def _wants_change(sandbox: Object) -> bool:
     """Tell whether a Sandbox that is down is to start, or its stop is to be its user's from now on."""
@@ -235,10 +245,15 @@ def _mirror(ctx: Context, attempt: Object) -> dict[str, Any]:
 
 
 def _seen(ctx: Context, began: datetime | None) -> dict[str, Any]:
-    seen = ctx.activity
+    seen, told = ctx.activity, ctx.sandbox.status
     at = began if seen is None else datetime.fromtimestamp(seen.at, UTC)
+    activity = "Active" if seen is not None and seen.busy else "Idle"
+    before = told.get("lastActivityTime")
+    if before and at and activity == told.get("activity"):
+        # Not a write for every call.
+        at = at if (at - parse_rfc3339(before)).total_seconds() >= TOLD_EVERY_S else parse_rfc3339(before)
     return {
-        "activity": "Active" if seen is not None and seen.busy else "Idle",
+        "activity": activity,
         "startTime": rfc3339(began) if began is not None else None,
         "lastActivityTime": rfc3339(at) if at is not None else None,
     }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CANCEL_GRACE_S = 5.0
 FORGOTTEN_S = 5.0
 """A process that was recorded and not started after so long was forgotten by a server that died in between."""
+NON_ZERO = "NonZeroExitCode"
 MOST_ENDED = 100
 """Processes that ended are kept up to this number."""
 TIDY_STEP = 20
@@ -88,7 +89,7 @@ def how_it_ended(obj: Object, state: ProcessState) -> dict[str, Any]:
     elif state.exit_code == 0:
         status["phase"] = "Succeeded"
     else:
-        status |= {"phase": "Failed", "reason": "NonZeroExitCode"}
+        status |= {"phase": "Failed", "reason": NON_ZERO}
     return {key: value for key, value in status.items() if value is not None}
 
 

@@ -78,6 +78,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     attempts.wake = lambda uid: manager.wake("Attempt", uid)
     for uid in await attempts.attach():
         manager.wake("Attempt", uid)
+    await sandboxes.attach(services.store)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(_forever("controllers", manager.run)),

@@ -261,6 +261,10 @@ class LocalBackend:
         """Delete the state that a Job kept over its attempts."""
         await asyncio.to_thread(shutil.rmtree, self.state_directory(job_uid).parent, ignore_errors=True)
 
+    async def workspaces(self) -> list[str]:
+        """Return the uids of the Sandboxes that have files here."""
+        return await asyncio.to_thread(_names, self._data_dir / "sandboxes")
+
     async def release_workspace(self, sandbox_uid: str) -> None:
         """Delete a Sandbox's files. Its last processes may still be writing: it is tried until they are gone."""
         await asyncio.to_thread(_remove, self.workspace_directory(sandbox_uid).parent)
@@ -282,6 +286,10 @@ def _never_begin(attempt: AttemptDir, end: dict[str, Any]) -> None:
             attempt.write_status({"phase": EXITED, "key": attempt.key, **end})
     finally:
         os.close(lock)
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory)) if directory.is_dir() else []
 
 
 def _remove(directory: Path) -> None:

@@ -111,7 +111,8 @@ def inner_argv(spec: SandboxSpec, mode: Mode, group: cgroups.Cgroup | None) -> l
         processes = spec.pids_by_rlimit or spec.pids
         if group is not None or processes is None or _kernel() < _COUNTS_BY_NAMESPACE:
             return list(spec.argv)
-        return ["/usr/bin/prlimit", f"--nproc={processes}", "--", *spec.argv]
+        # Not over the limit that `prlimit` set for all of the user's: nothing may raise it again.
+        return ["/usr/bin/prlimit", f"--nproc={min(processes, _PROCESS_HEADROOM)}", "--", *spec.argv]
     drop = ["/usr/bin/setpriv", "--reuid", str(spec.uid), "--regid", str(spec.uid), "--clear-groups"]
     return [*drop, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--", *spec.argv]
 

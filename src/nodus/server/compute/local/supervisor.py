@@ -110,7 +110,8 @@ class Supervisor:
             with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as starting.
                 self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
             self._proxy.start()
-            with os.fdopen(started.gate, "wb") as gate, contextlib.suppress(BrokenPipeError):
+            # Closing writes: a sandbox that ended already is what the watch below finds.
+            with contextlib.suppress(BrokenPipeError), os.fdopen(started.gate, "wb") as gate:
                 gate.write(b"go\n")
             try:
                 code = self._watch(member, started.output, control)
