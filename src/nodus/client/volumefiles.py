@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
 import tarfile
@@ -21,10 +22,12 @@ from typing import Any
 
 from nodus.client.http import METERED_BYTES, Api, new_key
 from nodus.client.transport import FilePart, off_loop
-from nodus.core.errors import Conflict, NodusError, NotFound
+from nodus.core.errors import BadRequest, Conflict, NodusError, NotFound
 
 PIECE_BYTES = 64 * 1024 * 1024
 """How much of a file one request carries."""
+SMALL_BYTES, BUNDLE_BYTES = 256 * 1024, 8 * 1024 * 1024
+"""Files up to the one size share requests of up to the other."""
 MOST_DECLARED, MOST_DECLARED_BYTES = 500, 400_000
 _PIECE_TIMEOUT_S = 900.0
 """The last piece's answer comes when the server has read the whole file again."""
@@ -178,6 +181,10 @@ class Upload:
     async def _send_batch(self, path: str, batch: Sequence[LocalFile]) -> None:
         missing = await self._missing(path, batch)
         arrived: set[str] = set()
+        for bundle in _bundles([file for file in batch if file.place in missing and file.size <= SMALL_BYTES]):
+            await self._send_bundle(path, bundle)
+            for file in bundle:
+                del missing[file.place]
         for file in batch:
             offset = missing.get(file.place)
             if offset is not None and file.sha256 in arrived:
@@ -187,11 +194,24 @@ class Upload:
                 await self._send(path, file, offset)
                 arrived.add(file.sha256)
 
+    async def _send_bundle(self, path: str, bundle: Sequence[LocalFile]) -> None:
+        content = await off_loop(_packed, bundle)
+        try:
+            await self._api.call(
+                "POST",
+                f"{path}/bundle",
+                body=content,
+                sent=_unnoticed,
+                timeout_s=_PIECE_TIMEOUT_S,
+                idempotency_key=new_key("bundle"),
+                headers={"Content-Type": "application/octet-stream"},
+            )
+        except BadRequest as error:
+            raise NodusError(error.message, fix="A file changed while it was sent; put them again.") from error
+
     async def _missing(self, path: str, batch: Sequence[LocalFile]) -> dict[str, int]:
         """Declare files; return how much of each unfinished one the server has, by path."""
-        declared = [
-            {"path": file.place, "size": file.size, "sha256": file.sha256, "mode": f"{file.mode:o}"} for file in batch
-        ]
+        declared = _declared(batch)
         # A fresh key each time: what is missing changes.
         answer = await self._api.call(
             "POST", f"{path}/files", body={"files": declared}, idempotency_key=new_key("files")
@@ -235,6 +255,36 @@ class Upload:
             timeout_s=_PIECE_TIMEOUT_S,
             headers={"Content-Type": "application/octet-stream"},
         )
+
+
+def _declared(files: Iterable[LocalFile]) -> list[dict[str, Any]]:
+    return [{"path": file.place, "size": file.size, "sha256": file.sha256, "mode": f"{file.mode:o}"} for file in files]
+
+
+def _bundles(files: Iterable[LocalFile]) -> Iterator[list[LocalFile]]:
+    """Group small files into requests; one alone is sent as every other file is."""
+    bundle: list[LocalFile] = []
+    size = 0
+    for file in files:
+        if bundle and size + file.size > BUNDLE_BYTES:
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(file)
+        size += file.size
+    if len(bundle) > 1:
+        yield bundle
+
+
+def _packed(bundle: Sequence[LocalFile]) -> bytes:
+    head = json.dumps({"files": _declared(bundle)}).encode()
+    return b"".join([head, b"\n", *(_content(file) for file in bundle)])
+
+
+def _content(file: LocalFile) -> bytes:
+    try:
+        return file.source if isinstance(file.source, bytes) else file.source.read_bytes()
+    except OSError as error:
+        raise NodusError(f"{file.source!s} can't be read: {error.strerror}") from error
 
 
 def _unnoticed(size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -21,6 +22,8 @@ from nodus.core.errors import BadRequest, NodusError, NotFound
 
 DEFAULT_SIZE = "50Gi"
 _PAGE = 5000
+_LINK_S = 600.0
+"""How long a listing's links are used; they are good for longer."""
 # Named here: inside the class, `list` is the method.
 Paths = list[Path]
 Records = list[Record]
@@ -313,7 +316,7 @@ class Volume(Handle):
             NotFound: When nothing is at that path.
             NodusError: When a file is there and ``overwrite`` is false.
         """
-        wanted, found = path.strip("/"), await self._list(path, revision)
+        wanted, found = path.strip("/"), await self._list(path, revision, links=True)
         if not found:
             raise NotFound(
                 f"volume {self.name!r} has nothing at {path!r}", fix=f"`nodus volume ls {self.name}` lists it."
@@ -323,17 +326,22 @@ class Volume(Handle):
         if there and not overwrite:
             more = f" and {len(there) - 1} more" if len(there) > 1 else ""
             raise NodusError(f"{there[0]}{more} is there already", fix="--force (or overwrite=True) replaces it.")
-        return [await self._fetch(item, where, revision) for item, where in placed]
+        listed = time.monotonic()
+        return [await self._fetch(item, where, revision, listed) for item, where in placed]
 
-    async def _fetch(self, item: Mapping[str, Any], where: Path, revision: int | None) -> Path:
+    async def _fetch(self, item: Mapping[str, Any], where: Path, revision: int | None, listed: float) -> Path:
         path = str(item["path"])
         try:
             where.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NodusError(f"{where.parent} can't be made: {error.strerror}", fix="Name another target.") from error
 
+        links = [str(item["url"])] if item.get("url") else []
+
         async def locate() -> str:
-            return (await self._locate(path, revision))[0]
+            # The listing's link may be too old by the time it is this file's turn.
+            fresh = bool(links) and time.monotonic() - listed < _LINK_S
+            return links.pop() if fresh else (await self._locate(path, revision))[0]
 
         written = await download(self.client.api, locate, where, path, str(item["sha256"]))
         if int(str(item.get("mode") or "644"), 8) & 0o100:
@@ -349,12 +357,12 @@ class Volume(Handle):
             raise NotFound(f"volume {self.name!r} has no file {path!r}", fix="It may be a directory.")
         return location, answer.headers.get("x-nodus-sha256")
 
-    async def _list(self, path: str, revision: int | None) -> Any:
+    async def _list(self, path: str, revision: int | None, *, links: bool = False) -> Any:
         # Listed whole and cut here: asked for a file's own path, the server sends the file.
         wanted, found, after = path.strip("/"), [], None
         url = await self._path("files")
         while True:
-            query = {"revision": revision, "limit": _PAGE, "after": after}
+            query = {"revision": revision, "limit": _PAGE, "after": after, "links": True if links else None}
             listed = await self.client.api.call("GET", url, query=query)
             found += [
                 item

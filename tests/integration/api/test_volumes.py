@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -367,6 +368,30 @@ async def test_upload_that_was_given_up_is_gone(api: Api) -> None:
     await api.fails(404, "NotFound", "DELETE", upload)
 
 
+async def test_small_files_come_in_bundles(api: Api) -> None:
+    path = await volume(api)
+    upload = await begin(api, path)
+    files = {"a": b"1", "d/b": b"", "c": b"333"}
+    head = json.dumps({"files": [declared(name, data) for name, data in files.items()]}).encode()
+    body = head + b"\n" + b"".join(files.values())
+    assert await api.ok("POST", f"{upload}/bundle", content=body) == {"files": 3}
+    assert await missing(api, upload, declared("x", b"333")) == []
+    await api.ok("PUT", upload, json={"commit": {}})
+    assert await listed(api, path) == {"a": 1, "d/b": 0, "c": 3, "x": 3}
+
+    upload = await begin(api, path)
+    for status, reason, bad in (
+        (400, "BadRequest", body + b"x"),
+        (400, "BadRequest", body[:-1]),
+        (400, "BadRequest", head),
+        (400, "BadRequest", b"[]\n"),
+        (400, "BadRequest", b"{\n"),
+        (412, "SHA256Mismatch", body[:-1] + b"4"),
+        (413, "RequestEntityTooLarge", body + bytes(20 << 20)),
+    ):
+        await api.fails(status, reason, "POST", f"{upload}/bundle", content=bad)
+
+
 # Revisions ----------------------------------------------------------------------------------------------------
 
 
@@ -387,6 +412,14 @@ async def test_files_come_in_pages(api: Api) -> None:
     assert ([item["path"] for item in first["items"]], first["continue"]) == (["a", "b"], "b")
     last = await api.ok("GET", f"{path}/files", params={"limit": 3, "after": "b"})
     assert ([item["path"] for item in last["items"]], last.get("continue")) == (["c", "d", "e"], None)
+
+
+async def test_listing_may_give_links_to_the_bytes(api: Api, anonymous: Api) -> None:
+    path = await volume(api)
+    await write(api, path, {"a": b"1", "d/b": b"22"})
+    found = (await api.ok("GET", f"{path}/files", params={"links": "true"}))["items"]
+    assert [(await anonymous.call("GET", item["url"])).content for item in found] == [b"1", b"22"]
+    assert all("url" not in item for item in (await api.ok("GET", f"{path}/files"))["items"])
 
 
 async def test_removing_what_is_not_there_is_refused(api: Api) -> None:

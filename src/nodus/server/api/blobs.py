@@ -124,9 +124,13 @@ async def get_blob(call: Call) -> Response:
 
 def redirect(request: Request, services: Services, sha256: str, filename: str | None = None) -> Response:
     """A 302 to a signed download, with the digest the client checks the bytes against."""
+    return Response(b"", 302, {"Location": link(request, services, sha256, filename), "X-Nodus-SHA256": sha256})
+
+
+def link(request: Request, services: Services, sha256: str, filename: str | None = None) -> str:
+    """A signed URL of a blob's bytes."""
     params = {"name": filename} if filename else {}
-    url = signed_url(request, services, "GET", DOWNLOAD_PATH + sha256, params, DOWNLOAD_SECONDS)
-    return Response(b"", 302, {"Location": url, "X-Nodus-SHA256": sha256})
+    return signed_url(request, services, "GET", DOWNLOAD_PATH + sha256, params, DOWNLOAD_SECONDS)
 
 
 async def get_signed(request: Request, services: Services) -> Response:

@@ -235,6 +235,7 @@ SUBRESOURCES: tuple[Subresource, ...] = (
         query=(
             Param("path", "A file or directory; the whole volume when unset."),
             Param("revision", "A revision; the newest when unset.", "integer"),
+            Param("links", "Give each file a link to its bytes, good for 15 minutes.", "boolean"),
             *_PAGE,
         ),
     ),
@@ -268,6 +269,10 @@ SUBRESOURCES: tuple[Subresource, ...] = (
             Param("size", "Of the whole file, where the body is a piece of it.", "integer"),
             Param("offset", "Where the piece begins.", "integer"),
         ),
+        body={"type": "string", "format": "binary"},
+    ),
+    Subresource(
+        "uploads/{upload}/bundle", "POST", _plain(volumeuploads.put_bundle), (VOLUME,), status=201,
         body={"type": "string", "format": "binary"},
     ),
     Subresource("uploads/{upload}/files", "DELETE", _plain(volumeuploads.delete_file), (VOLUME,), query=(_PATH,)),

@@ -4,6 +4,7 @@
 
     GET .../volumes/{N}/revisions                          every committed state
     GET .../volumes/{N}/files[?path=a/&revision=3]         list, or a redirect to one file
+    GET .../volumes/{N}/files?links=true                   list, with a link to the bytes of each
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nodus.core.clock import rfc3339
 from nodus.core.errors import NotFound
 from nodus.core.kinds import VOLUME
 from nodus.server import revisions as revision_rules
-from nodus.server.api.blobs import redirect
+from nodus.server.api.blobs import link, redirect
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response
 from nodus.server.api.reading import find
@@ -60,9 +61,11 @@ async def files(call: Call) -> Response:
     start = bisect.bisect_right([entry.path for entry in below], after) if after else 0
     shown = below[start : start + limit] if limit else below[start:]
     more = start + len(shown) < len(below)
-    return json_response(
-        {"items": [_shown(entry) for entry in shown], **({"continue": shown[-1].path} if more and shown else {})}
-    )
+    items = [_shown(entry) for entry in shown]
+    if call.flag("links"):
+        for item in items:
+            item["url"] = link(call.request, call.services, item["sha256"], item["path"])
+    return json_response({"items": items, **({"continue": shown[-1].path} if more and shown else {})})
 
 
 def _shown(entry: FileEntry) -> dict[str, Any]:

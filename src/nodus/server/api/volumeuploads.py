@@ -6,6 +6,7 @@ at once::
     POST   .../volumes/{N}/uploads                     {"mode": "Write"}  -> {"id", "revision", "grant": {"url"}}
     POST   .../volumes/{N}/uploads/{id}/files          {"files": [{"path", "size", "sha256"}]} -> those still to send
     PUT    .../volumes/{N}/uploads/{id}/files?path=    the bytes, whole or, with sha256, size and offset, in pieces
+    POST   .../volumes/{N}/uploads/{id}/bundle         many small files: a line of JSON, then their bytes
     DELETE .../volumes/{N}/uploads/{id}/files?path=    drop a file or directory of the revision below
     PUT    .../volumes/{N}/uploads/{id}                {"commit": {}}     -> {"revision": 4}
     DELETE .../volumes/{N}/uploads/{id}                give it up
@@ -16,9 +17,11 @@ on after its client was killed. Mode ``Clear`` commits an empty revision at once
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -26,12 +29,12 @@ import anyio.to_thread
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from nodus.core.errors import BadRequest, Cause, Conflict, Invalid, NotFound
+from nodus.core.errors import BadRequest, Cause, Conflict, Invalid, NotFound, SHA256Mismatch
 from nodus.server import revisions
 from nodus.server.api import idempotent
 from nodus.server.api.blobs import BLOB_LIMIT_BYTES, origin, receive_blob
 from nodus.server.api.call import Call
-from nodus.server.api.http import json_bytes, json_response, read_object
+from nodus.server.api.http import json_bytes, json_response, parse_json, read_body, read_object
 from nodus.server.api.volumes import volume_of
 from nodus.server.store import blobs, idempotency, objects, volumes
 from nodus.server.store.idempotency import Reply
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 DECLARED_LIMIT = 1000
 """Files in one declaration."""
+BUNDLE_LIMIT_BYTES = 16 * 1024 * 1024
+_WRITERS = 8
 _BUFFER_BYTES = 1 << 20
 _MODES = ("Write", "Read", "Clear", "Restore")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -154,6 +159,50 @@ async def put_file(call: Call, upload_id: str) -> Response:
             return json_response({"path": path, "sha256": digest, "size": size, "offset": reached}, 202)
     await anyio.to_thread.run_sync(_uploads(call).put, upload_id, FileEntry(path, digest, size, mode))
     return json_response({"path": path, "sha256": digest, "size": size, "offset": size}, 201)
+
+
+async def put_bundle(call: Call, upload_id: str) -> Response:
+    """``POST .../uploads/{id}/bundle``: small files at once: one line of JSON as in a declaration, then their bytes."""
+    obj = await volume_of(call, "create", "uploads")
+    await anyio.to_thread.run_sync(_uploads(call).check, obj.uid, upload_id)
+    head, newline, content = (await read_body(call.request, BUNDLE_LIMIT_BYTES)).partition(b"\n")
+    declared = parse_json(head)
+    if not newline or not isinstance(declared, dict):
+        raise BadRequest('the body begins with a line {"files": [...]}')
+    entries = _declared(declared)
+    total = sum(entry.size_bytes for entry in entries)
+    if total != len(content):
+        raise BadRequest(f"{total} bytes are announced and {len(content)} came; nothing was stored")
+    revisions.check_fits(obj, total, len(entries))
+    await anyio.to_thread.run_sync(_store_bundle, call, entries, content)
+    await call.services.store.write(_index, obj.project, entries)
+    await anyio.to_thread.run_sync(lambda: _uploads(call).put(upload_id, *entries))
+    call.audited = True  # nothing has changed yet: the commit is noted
+    return json_response({"files": len(entries)}, 201)
+
+
+def _store_bundle(call: Call, entries: list[FileEntry], content: bytes) -> None:
+    """Check every file, then write them all. Blocking file work."""
+    view, start, found = memoryview(content), 0, []
+    for entry in entries:
+        data = view[start : start + entry.size_bytes]
+        start += entry.size_bytes
+        if (sha256 := hashlib.sha256(data).hexdigest()) != entry.sha256:
+            raise SHA256Mismatch(
+                f"{entry.path!r} has sha256 {sha256}, not {entry.sha256}", fix="Send it again; it changed meanwhile."
+            )
+        found.append((entry.sha256, data))
+    store = call.services.store.blobs
+    new = {sha256: data for sha256, data in found if not store.exists(sha256)}
+    # At the same time: what takes long is that each waits for the disk.
+    with ThreadPoolExecutor(_WRITERS, thread_name_prefix="bundle") as pool:
+        for written in [pool.submit(store.put_bytes, bytes(data)) for data in new.values()]:
+            written.result()
+
+
+def _index(conn: Connection, project: str | None, entries: list[FileEntry]) -> None:
+    for entry in entries:
+        blobs.index(conn, project, entry.sha256, entry.size_bytes)
 
 
 async def _receive_piece(call: Call, volume: Object, sha256: str, size: int, offset: int) -> int:
