@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import socket
 import threading
@@ -45,11 +47,18 @@ class Machine:
         return nodus.Client(connection=Connection(url=url, api_key=self.key, project="default"))
 
 
+def free_port() -> int:
+    """A port that stays free while the server is away: none of those that the system gives out by itself."""
+    for port in random.Random(os.getpid()).sample(range(20_000, 32_000), 50):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("fifty ports are taken")
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        found = Machine(tmp_path / "data", listener.getsockname()[1])
+    found = Machine(tmp_path / "data", free_port())
     found.start()
     yield found
     down(DownOptions(data_dir=found.data_dir))
@@ -114,7 +123,12 @@ async def test_many_awaited_calls_at_once(machine: Machine) -> None:
         assert len({job.name for job in made}) == 30
 
         async def seen() -> set[str]:
-            return {change.object.name async for change in client.watch.aio("jobs", timeout=0.5)}
+            names: set[str] = set()
+            async for change in client.watch.aio("jobs", timeout=30):
+                names.add(change.object.name)
+                if len(names) == 30:
+                    break
+            return names
 
         found = await asyncio.gather(*(seen() for _ in range(5)))
         assert all(names == {job.name for job in made} for names in found)

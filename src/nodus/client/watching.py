@@ -29,6 +29,8 @@ JsonObject = dict[str, Any]
 PAGE = 500
 SILENCE_S = 120.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 30.0
+LEAST_S = 0.02
+"""Less time than this is none: a silence that was waited for to its end may end a little early."""
 
 
 class Change(NamedTuple):
@@ -103,12 +105,15 @@ class Watch:
                 self._since = None
             except _BrokenOff:
                 pass  # what it did not say any more is asked for again
+            except ConnectionFailed:
+                if not self._over():
+                    raise  # it stayed away for longer than the client goes on trying
             await self._rest()
 
     # ---------------------------------------------------------------------------------------------------- listing
     async def _listed(self) -> list[Change]:
         """List everything and return how it differs from what was shown; the stream goes on from there."""
-        listed, self._since = await list_all(self._api, self._collection, budget_s=self._left_s())
+        listed, self._since = await list_all(self._api, self._collection, left_s=self._left_s())
         found = [change for item in listed if (change := self._news("ADDED", item)) is not None]
         here = {_identity(item) for item in listed}
         gone = [Change("DELETED", self._shown.pop(uid).head) for uid in list(self._shown) if uid not in here]
@@ -125,9 +130,7 @@ class Watch:
             "resourceVersion": self._since,
             "timeoutSeconds": None if left_s is None else max(1, math.ceil(left_s)),
         }
-        options: RequestOptions = {"query": query, "timeout_s": SILENCE_S}
-        if left_s is not None:
-            options |= {"timeout_s": max(0.05, min(SILENCE_S, left_s)), "budget_s": left_s}
+        options: RequestOptions = {"query": query, "timeout_s": SILENCE_S} | _within(left_s, SILENCE_S)
         return await self._api.stream("GET", self._collection.path, **options)
 
     async def _read(self, exchange: Exchange) -> AsyncGenerator[Change, None]:
@@ -188,7 +191,8 @@ class Watch:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _over(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        left_s = self._left_s()
+        return left_s is not None and left_s < LEAST_S
 
     def _out_of_patience(self) -> bool:
         now = time.monotonic()
@@ -202,21 +206,27 @@ class Watch:
         self._pause_s = min(LAST_PAUSE_S, self._pause_s * 2)
 
 
-async def list_all(api: Api, collection: Collection, *, limit: int | None = None, budget_s: float | None = None) -> Any:
+def _within(left_s: float | None, silence_s: float) -> RequestOptions:
+    """Return the options that end a request when the time is up."""
+    return {} if left_s is None else {"timeout_s": max(LEAST_S, min(silence_s, left_s)), "budget_s": left_s}
+
+
+async def list_all(api: Api, collection: Collection, *, limit: int | None = None, left_s: float | None = None) -> Any:
     """Return every object of a collection, following pages, and the version to watch from.
 
     Args:
         api: The server.
         collection: What is listed.
         limit: Stop after this many.
-        budget_s: Go on trying for this long at most.
+        left_s: Give up after so many seconds.
     """
     info = collection.info
     query: dict[str, object] = {**collection.selectors, "limit": min(PAGE, limit or PAGE)}
     items: list[JsonObject] = []
     version: str | None = None
     while True:
-        page = await api.call("GET", collection.path, query=query, budget_s=budget_s)
+        options: RequestOptions = {"query": query} | _within(left_s, api.timeout_s)
+        page = await api.call("GET", collection.path, **options)
         metadata = page.get("metadata") or {}
         # The first page's: what changed on it while the others were read comes after it.
         version = version or str(metadata.get("resourceVersion") or "") or None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import threading
+import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,6 +174,22 @@ def test_timeout_ends_a_quiet_watch(server: FakeServer) -> None:
     server.script = Store()
     assert run_blocking(take(server.client().resources, 1, timeout_s=0.3)) == []
     assert server.asked[-1].query["timeoutSeconds"] == "1"
+
+
+@pytest.mark.parametrize("part", ["list", "stream"])
+def test_timeout_ends_a_watch_whose_server_says_nothing(server: FakeServer, part: str) -> None:
+    store, silent = Store(), threading.Event()
+
+    def script(asked: Asked) -> Reply:
+        if bool(asked.query.get("watch")) == (part == "stream"):
+            silent.wait(5)
+        return store(asked)
+
+    server.script = script
+    begun = time.monotonic()
+    assert run_blocking(take(server.client().resources, 1, timeout_s=0.3)) == []
+    assert time.monotonic() - begun < 2
+    silent.set()
 
 
 @pytest.mark.parametrize("seed", range(3))
