@@ -33,7 +33,7 @@ LATE_PARTS: dict[str, set[str]] = {
 LIBRARIES: dict[str, set[str]] = {
     # part: the only libraries beside Python's own that it may import; parts that are not listed may import any
     "core": {"pydantic", "pydantic_core"},
-    "client": {"httpx", "pathspec", "websockets", "rich", "yaml"},
+    "client": {"httpx", "pathspec", "rich", "websockets", "yaml"},
     "recipes": {"httpx", "yaml", "rich"},
     "examples": {"rich"},
     "cli": {"click", "httpx", "rich", "yaml"},
