@@ -10,7 +10,7 @@ from typing import Any, Literal
 from nodus.core.errors import BadRequest
 
 Operator = Literal["=", "!=", "in", "notin", "exists", "!exists"]
-_SET = re.compile(r"([^\s!=,()]+)\s+(in|notin)\s+\(([^()]*)\)")
+_SET = re.compile(r"([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)")
 _PAIR = re.compile(r"([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)")
 _BARE = re.compile(r"(!?)([^\s!=,()]+)")
 MAX_TERMS = 100

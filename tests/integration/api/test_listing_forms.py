@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from nodus.core.clock import FakeClock
 from nodus.core.kinds import KINDS
 from nodus.server import catalog
+from nodus.server.api import reading
 from nodus.server.services import Services
 from nodus.server.store import Object, objects
 from tests.integration.api.conftest import Api
-from tests.integration.api.helpers import BETA, JOBS, TABLE, TRAINING_JOBS, V1
+from tests.integration.api.helpers import BETA, JOBS, TABLE, TRAINING_JOBS, V1, VOLUMES
 
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
@@ -143,3 +146,68 @@ async def test_metrics_count_by_route_and_never_by_path(api: Api) -> None:
     assert 'route="/apis/nodus.dev/{version}/namespaces/{project}/{plural}/{name}",status="404"' in text
     assert "some-name" not in text
     assert "nowhere" not in text
+
+
+async def test_a_page_ends_where_it_gets_large_and_the_next_goes_on(
+    api: Api, put: Callable[..., Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PAGE_BYTES", 10_000)
+    for number in range(12):
+        put("Job", f"j{number:02}", annotations={"a": "x" * 3000})
+    found, token = [], ""
+    for _ in range(12):
+        page = await api.ok("GET", JOBS, params={"continue": token} if token else {})
+        assert 1 <= len(page["items"]) <= 4
+        found += [item["metadata"]["name"] for item in page["items"]]
+        token = page["metadata"].get("continue")
+        if not token:
+            break
+    assert found == [f"j{number:02}" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ("a=1", "x"),
+        ("a==1", "x"),
+        ("a!=1", "y z"),
+        ("a in (1,2)", "x y"),
+        ("a in(1, 2)", "x y"),
+        ("a notin (1)", "y z"),
+        ("a", "x y"),
+        ("!a", "z"),
+        ("a,b=2", "y"),
+        ("a!=1,b!=2", "z"),
+        ("nodus.dev/long-name=v.1_2", "z"),
+    ],
+)
+async def test_label_selectors(api: Api, put: Callable[..., Object], selector: str, names: str) -> None:
+    put("Volume", "x", labels={"a": "1", "b": "1"})
+    put("Volume", "y", labels={"a": "2", "b": "2"})
+    put("Volume", "z", labels={"nodus.dev/long-name": "v.1_2"})
+    shown = await api.ok("GET", VOLUMES, params={"labelSelector": selector})
+    assert [item["metadata"]["name"] for item in shown["items"]] == names.split()
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ("metadata.name=x", "x"),
+        ("metadata.name!=x", "y z"),
+        ("status.phase=Ready", "x y"),
+        ("status.phase==Ready,spec.size=1Gi", "x"),
+        ("status.phase!=Ready", "z"),
+        ("status.revision=3", "y"),
+        ("spec.source.library=a", "z"),
+        ("spec.no.such.field=1", ""),
+        ("spec.no.such.field!=1", "x y z"),
+    ],
+)
+async def test_field_selectors_take_any_dotted_path(
+    api: Api, put: Callable[..., Object], selector: str, names: str
+) -> None:
+    put("Volume", "x", {"size": "1Gi"}, status={"phase": "Ready"})
+    put("Volume", "y", {"size": "2Gi"}, status={"phase": "Ready", "revision": 3})
+    put("Volume", "z", {"source": {"library": "a"}}, status={"phase": "Pending"})
+    shown = await api.ok("GET", VOLUMES, params={"fieldSelector": selector})
+    assert [item["metadata"]["name"] for item in shown["items"]] == names.split()

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
 
+PAGE_BYTES = 8 * 1024 * 1024
+"""A page ends once its objects are so large together, whatever was asked for; ``continue`` leads to the rest."""
+
+
 async def get(call: Call, kind: Kind) -> Response:
     """One object, as JSON or as a one-row Table."""
     name = checked_name(kind, call.params["name"])
@@ -75,7 +79,7 @@ def _list(conn: Connection, call: Call, kind: Kind) -> tuple[list[dict[str, Any]
         conn, kind, call.project,
         labels=call.query("labelSelector"), fields=call.query("fieldSelector"),
         limit=call.number("limit", 1, 10_000), continue_=call.query("continue"),
-        visible=project_filter(call.principal, kind),
+        most_bytes=PAGE_BYTES, visible=project_filter(call.principal, kind),
     )  # fmt: skip
     return [present(conn, kind, obj) for obj in page.items], page
 
