@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING
-from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -318,10 +317,12 @@ def _described(path: str, thing: object) -> Iterator[str]:
 
 def _example(thing: type) -> Iterator[str]:
     """The example in a class's docstring, as a block."""
-    _, found, rest = (inspect.getdoc(thing) or "").partition("Example::\n\n")
+    found = re.search(r"^Example::?\n+((?: {4}.*\n|\n)+)", (inspect.getdoc(thing) or "") + "\n", re.MULTILINE)
     if found:
-        lines = takewhile(lambda line: not line or line.startswith("    "), rest.splitlines())
-        code = "\n".join(line.removeprefix("    ") for line in lines).strip()
+        lines = [line.removeprefix("    ") for line in found[1].splitlines()]
+        if any(line.startswith(">>>") for line in lines):  # a session: without its prompts and its output
+            lines = [line[4:] for line in lines if line.startswith((">>>", "..."))]
+        code = "\n".join(lines).strip()
         yield f"<!-- not run: an excerpt of a longer program -->\n```python\n{code}\n```\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -247,3 +248,29 @@ def test_defaults_of_train_are_the_guides() -> None:
         "project": None,
         "client": None,
     }
+
+
+def _own_docstring(member: Any) -> str:
+    return str(getattr(getattr(member, "__wrapped__", member), "__doc__", None) or "")
+
+
+CLASSES = [name for name in nodus.__all__ if isinstance(getattr(nodus, name), type)]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_classes_are_described_with_an_example(name: str) -> None:
+    cls = getattr(nodus, name)
+    assert re.search(r"^ *Example::?$", str(cls.__doc__), re.MULTILINE), f"nodus.{name} has no example"
+    undescribed = [
+        member
+        for member in dir(cls)
+        if not member.startswith("_") and not hasattr(dict, member) and not hasattr(tuple, member)
+        if callable(found := inspect.getattr_static(cls, member)) or hasattr(found, "__wrapped__")
+        if not _own_docstring(found)
+    ]
+    assert not undescribed
+
+
+def test_every_call_of_the_client_has_an_example() -> None:
+    calls = {name: inspect.getattr_static(nodus.Client, name) for name in HANDLES[nodus.Client] - {"close"}}
+    assert [name for name, call in calls.items() if "Example::" not in _own_docstring(call)] == []

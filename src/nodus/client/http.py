@@ -47,7 +47,12 @@ class ConnectionFailed(NodusError):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a client goes on trying."""
+    """How long a client goes on trying.
+
+    Example::
+
+        client = nodus.Client(retry=nodus.RetryPolicy(budget_s=30))
+    """
 
     budget_s: float = 300.0
     """For a server that answered before: it may be restarting."""

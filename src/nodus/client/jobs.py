@@ -32,6 +32,10 @@ class Distributed:
     """How large a distributed Job is and what starts it on each node; ``Job.create(distributed=...)``.
 
     Give ``nodes`` or ``total_gpus``. An installation of one machine runs one node and refuses more.
+
+    Example::
+
+        nodus.Job.create(command=["torchrun", "train.py"], distributed=nodus.Distributed(nodes=1, launcher="Torchrun"))
     """
 
     nodes: int | None = None

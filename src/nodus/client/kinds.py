@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nodus.client.http import Api
 from nodus.core.errors import NotFound
@@ -46,7 +46,7 @@ class KindInfo:
 class OfKind(Protocol):
     """A class that stands for a kind, such as ``nodus.Job``."""
 
-    kind: str
+    kind: ClassVar[str]
 
 
 Kindly = str | KindInfo | type[OfKind]

@@ -12,7 +12,12 @@ TERMINAL = ("Succeeded", "Failed", "Cancelled")
 
 
 class Applied(NamedTuple):
-    """What `Client.apply` did."""
+    """What `Client.apply` did.
+
+    Example::
+
+        job, outcome = client.apply(document)
+    """
 
     object: View
     """The object as it is now."""
@@ -21,7 +26,14 @@ class Applied(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What would come of creating an object."""
+    """What would come of creating an object.
+
+    Example::
+
+        plan = client.plan(document)
+        plan.object.status.estimate.cost_usd.p90  # "0.00"
+        plan.blocking  # []
+    """
 
     object: View
     """The object as it would be, with its estimate in ``status.estimate``."""

@@ -72,6 +72,13 @@ class Output:
 class Process(Handle):
     """A command that runs, or ran, in a Sandbox; made by ``Sandbox.exec``.
 
+    Example::
+
+        process = sandbox.exec("python3", "train.py", timeout="1m")
+        for line in process.stdout:
+            print(line, end="")
+        process.wait()  # its exit code
+
     Attributes:
         stdout: Its standard output; of one with a terminal, all of its output.
         stderr: Its error output.

@@ -34,7 +34,12 @@ LEAST_S = 0.02
 
 
 class Change(NamedTuple):
-    """One change of one object."""
+    """One change of one object.
+
+    Example::
+
+        type_, job = next(client.watch("jobs"))
+    """
 
     type: str
     """``ADDED``, ``MODIFIED`` or ``DELETED``; with selectors, what begins to match is added, what stops is deleted."""
