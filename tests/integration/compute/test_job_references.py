@@ -151,3 +151,18 @@ def test_uploaded_source_and_inputs_are_there(server: Server) -> None:
     inputs = [{"name": "params", "path": "/nodus/inputs/params/params.json", "blob": params}]
     command = ("python", "main.py", "/nodus/inputs/params/params.json")
     assert output(server, server.add("source", *command, source={"blob": source}, inputs=inputs)) == "{}\n"
+
+
+def test_values_leave_the_disk_when_the_command_runs(server: Server) -> None:
+    add_secret(server, "s", KEY="tok-on-disk")
+    secrets = ["s", {"name": "s", "mount": True}]
+    job = server.add("long", "sh", "-c", "cat /run/secrets/s/KEY; sleep 600", secrets=secrets)
+    server.in_phase(job, "Running")
+
+    def holding() -> list[str]:
+        files = [path for path in server.data_dir.rglob("*") if path.is_file() and "log" not in path.parts]
+        return [str(path) for path in files if b"tok-on-disk" in path.read_bytes()]
+
+    eventually(lambda: not holding())
+    server.store.write_sync(objects.update, server.get(job), spec={**job.spec, "state": "Cancelled"})
+    server.in_phase(job, "Cancelled")

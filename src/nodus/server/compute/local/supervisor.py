@@ -113,6 +113,8 @@ class Supervisor:
             # Closing writes: a sandbox that ended already is what the watch below finds.
             with contextlib.suppress(BrokenPipeError), os.fdopen(started.gate, "wb") as gate:
                 gate.write(b"go\n")
+            # It is never started again: what it was given need not stay on the disk while it runs.
+            self._forget_secrets(token=self._spec["token"])
             try:
                 code = self._watch(member, started.output, control)
             finally:
@@ -241,10 +243,10 @@ class Supervisor:
                     raise
             time.sleep(1.0)
 
-    def _forget_secrets(self) -> None:
-        """Leave no Secret's value and no token behind on the disk."""
+    def _forget_secrets(self, token: str = "") -> None:
+        """Leave no Secret's value behind on the disk, and at the end no token."""
         with contextlib.suppress(OSError):
-            write_json(self._attempt.spec, {**self._spec, "env": {}, "token": ""})
+            write_json(self._attempt.spec, {**self._spec, "env": {}, "files": {}, "token": token})
 
     def _termination(self) -> dict[str, Any] | None:
         """What the command left in ``/nodus/termination/message.json``; bounded, and only of a plain file."""
