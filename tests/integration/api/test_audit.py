@@ -67,7 +67,8 @@ async def test_what_writes_nothing_leaves_nothing(api: Api) -> None:
     await api.ok("POST", f"{JOBS}?dryRun=All", json=job("j2"))
     await api.patch(f"{JOBS}/j1", {})
     await api.patch(f"{JOBS}/j1?dryRun=All", {"spec": {"timeout": "5m"}})
-    await api.call("DELETE", f"{JOBS}/j1?dryRun=All")
+    await api.ok("DELETE", f"{JOBS}/j1?dryRun=All")
+    await api.ok("DELETE", f"{JOBS}/j1", json={"dryRun": ["All"]})
     await api.call("DELETE", f"{JOBS}/nope")
     await api.call("POST", JOBS, json={})
     await api.ok("GET", JOBS)
@@ -86,6 +87,21 @@ async def test_writes_beside_the_generic_verbs_are_noted(api: Api) -> None:
     path = "/blobs/v1/namespaces/default/uploads"
     assert blob["object"] == {"kind": "Request", "name": path, "namespace": "default"}
     assert (code["object"]["kind"], code["object"]["subresource"]) == ("Member", "login-codes")
+
+
+async def test_paths_without_a_dry_run_refuse_it_and_hide_no_write(api: Api) -> None:
+    await api.ok("POST", VOLUMES, json={"metadata": {"name": "v"}})
+    await api.ok("POST", f"{V1}/namespaces/default/serviceaccounts", json={"metadata": {"name": "bot"}})
+    before = len(await trail(api))
+    for path in ("serviceaccounts/bot/tokens", "volumes/v/uploads"):
+        for value in ("All", "x"):
+            status = await api.fails(
+                400, "BadRequest", "POST", f"{V1}/namespaces/default/{path}?dryRun={value}", json={}
+            )
+            assert "dry run" in status["message"]
+    assert len(await trail(api)) == before
+    await api.ok("POST", "/blobs/v1/namespaces/default/uploads?dryRun=All", json={"sha256": "0" * 64, "size": 1})
+    assert len(await trail(api)) == before + 1
 
 
 async def test_each_object_of_a_list_is_noted(api: Api) -> None:

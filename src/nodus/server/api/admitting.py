@@ -54,7 +54,7 @@ def preview_of(conn: Connection, services: Services, draft: Draft) -> dict[str, 
 
 
 def is_dry_run(call: Call) -> bool:
-    """Whether ``?dryRun=All`` asks for a rehearsal.
+    """Whether ``?dryRun=All`` asks for a rehearsal, which the audit trail has no part of.
 
     Raises:
         BadRequest: another value.
@@ -62,4 +62,5 @@ def is_dry_run(call: Call) -> bool:
     value = call.query("dryRun")
     if value not in (None, "All"):
         raise BadRequest(f"dryRun={value!r} is not known", fix="Use dryRun=All.")
+    call.audited = call.audited or value is not None
     return value is not None

@@ -80,7 +80,7 @@ async def note_request(call: Call, response: Response) -> None:
     """
     if call.audited or call.method == "GET" or call.principal.attempt is not None:
         return
-    if response.status_code >= 400 or "idempotent-replayed" in response.headers or call.query("dryRun"):
+    if response.status_code >= 400 or "idempotent-replayed" in response.headers:
         return
     sub = call.params.get("sub", "")
     try:

@@ -226,4 +226,5 @@ def _delete(conn: Connection, call: Call, kind: Kind, name: str, options: _Optio
     if not options.dry_run:
         objects.delete(conn, obj, options.propagation)
         auditing.note(conn, call, "delete", kind, obj)
+    call.audited = True
     return obj.uid

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from nodus.core.errors import MethodNotAllowed, NotFound
+from nodus.core.errors import BadRequest, MethodNotAllowed, NotFound
 from nodus.core.kinds import JOB, KINDS, PROCESS, SANDBOX, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
 from nodus.server.api import (
     accounts,
@@ -293,6 +293,9 @@ async def subresource(call: Call) -> Response:
     matching = [(sub, captured) for sub in here if (captured := sub.match(path)) is not None]
     for sub, captured in matching:
         if sub.method == call.method:
+            if call.method != "GET" and call.query("dryRun"):
+                # Whoever asks for a rehearsal must not get the thing itself.
+                raise BadRequest(f"{kind.plural}/{first} has no dry run", fix="Leave dryRun out to do it.")
             return await sub.handler(call, kind, *captured)
     if not matching:
         raise NotFound(f"{kind.plural} have no {path[:60]!r}", fix=f"Below {first} there is no such path.")
