@@ -11,6 +11,7 @@ from sqlalchemy import text
 from nodus.core.clock import FakeClock
 from nodus.core.kinds import API_KEY, ATTEMPT, MEMBER
 from nodus.server import bootstrap
+from nodus.server.api import streaming
 from nodus.server.services import Services
 from nodus.server.signing import Signer
 from nodus.server.store import Object, housekeeping, keys, objects
@@ -133,6 +134,36 @@ async def test_member_of_a_project_reaches_no_other_and_knows_nobody(
     key = await client.ok("POST", KEYS, json=named("own"))
     assert "projects" not in key["spec"]  # the member bounds it
     await api.fails(409, "Conflict", "DELETE", f"{PROJECTS}/research")
+
+
+async def test_member_of_a_project_sees_and_ends_all_their_own_keys(api: Api, as_member: Callable[..., Any]) -> None:
+    client = await as_member("Developer", projects=["default"])
+    await client.ok("POST", KEYS, json=named("lost"))  # names no project, as those of `nodus login` do
+    assert [item["metadata"]["name"] for item in (await client.ok("GET", KEYS))["items"]] == ["k-developer", "lost"]
+    await api.ok("POST", PROJECTS, json=named("research"))
+    assert (await api.patch(f"{MEMBERS}/developer", {"spec": {"projects": ["default", "research"]}})).status_code == 200
+    narrow = Api(client.app, (await client.ok("POST", KEYS, json=named("n", projects=["default"])))["status"]["token"])
+    await narrow.fails(404, "NotFound", "DELETE", f"{KEYS}/lost")  # it reaches further than the key that asks
+    await client.ok("DELETE", f"{KEYS}/lost")
+
+
+async def test_name_that_is_taken_shows_nothing_of_what_may_not_be_seen(
+    api: Api, as_member: Callable[..., Any]
+) -> None:
+    await api.ok("POST", KEYS, json=named("taken", scopes=["jobs:read"], description="the merger"))
+    client = await as_member("Developer")
+    for query in ("", "?dryRun=All"):
+        status = await client.fails(409, "AlreadyExists", "POST", KEYS + query, json=named("taken"))
+        assert "merger" not in str(status), query
+        assert "diff" not in status["details"], query
+    assert (await api.fails(409, "AlreadyExists", "POST", KEYS, json=named("taken")))["details"]["diff"]
+
+
+async def test_key_of_a_project_leaves_the_organization_alone(api: Api, with_key: Callable[..., Api]) -> None:
+    (org,) = (await api.ok("GET", f"{V1}/organizations"))["items"]
+    path = f"{V1}/organizations/{org['metadata']['name']}"
+    answer = await with_key("*", projects=["default"]).patch(path, {"spec": {"displayName": "Mine"}})
+    assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden")
 
 
 async def test_key_and_member_that_share_no_project_reach_nothing(api: Api, as_member: Callable[..., Any]) -> None:
@@ -277,6 +308,37 @@ async def test_watch_ends_soon_after_its_key(api: Api, app: Any, clock: FakeCloc
         assert (type_, status["reason"]) == ("ERROR", "Unauthorized")
 
 
+async def test_watch_ends_when_its_key_may_see_less(
+    api: Api, as_member: Callable[..., Any], clock: FakeClock, put: Callable[..., Object]
+) -> None:
+    await api.ok("POST", PROJECTS, json=named("research"))
+    client = await as_member("Developer")
+    async with client.stream(f"{V1}/jobs?watch=true") as stream:
+        put("Job", "a")
+        assert (await stream.event())[0] == "ADDED"
+        assert (await api.patch(f"{MEMBERS}/developer", {"spec": {"projects": ["research"]}})).status_code == 200
+        clock.advance(11)
+        put("Job", "b")
+        type_, status = await stream.event()
+        while type_ == "ADDED":  # read before the check
+            clock.advance(11)
+            put("Job", f"c{clock.monotonic():.0f}")
+            type_, status = await stream.event()
+        assert (type_, status["reason"]) == ("ERROR", "Forbidden")
+
+
+async def test_watch_without_news_ends_soon_after_its_key(
+    api: Api, app: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "LOOK_S", 0.01)
+    made = await api.ok("POST", KEYS, json=named("k", scopes=["jobs:read"]))
+    async with Api(app, made["status"]["token"]).stream(f"{JOBS}?watch=true") as stream:
+        await api.ok("DELETE", f"{KEYS}/k")
+        clock.advance(11)
+        type_, status = await stream.event()
+        assert (type_, status["reason"]) == ("ERROR", "Unauthorized")
+
+
 async def test_keys_are_hashed_anew_under_a_newer_master_key(
     api: Api, services: Services, opened: tuple[Services, str]
 ) -> None:
@@ -398,6 +460,19 @@ async def test_only_managers_make_accounts_and_their_keys_give_no_more_than_they
     await limited.fails(422, "Invalid", "POST", f"{ACCOUNTS}/bot/tokens", json={"scopes": ["jobs:write"]})
 
 
+async def test_account_is_not_given_more_than_its_giver_has(api: Api, with_key: Callable[..., Api]) -> None:
+    await account(api, scopes=["jobs:read", "volumes:read"])
+    limited = with_key("serviceaccounts:read", "serviceaccounts:write", "jobs:read")
+    before = (await api.ok("GET", f"{ACCOUNTS}/bot"))["spec"]["scopes"]
+    for scopes in (["*"], ["*:write"], ["jobs:write", "secrets:read"], None):
+        answer = await limited.patch(f"{ACCOUNTS}/bot", {"spec": {"scopes": scopes}})
+        assert answer.status_code == 422, (scopes, answer.text)
+    assert (await api.ok("GET", f"{ACCOUNTS}/bot"))["spec"]["scopes"] == before
+    # What it has already, it may keep, and lose.
+    assert (await limited.patch(f"{ACCOUNTS}/bot", {"spec": {"description": "nightly"}})).status_code == 200
+    assert (await limited.patch(f"{ACCOUNTS}/bot", {"spec": {"scopes": before[:1]}})).status_code == 200
+
+
 @pytest.mark.parametrize(
     "body", [{"duration": "9000h"}, {"duration": "0s"}, {"duration": 5}, {"scopes": "x"}, {"scopes": [1]}, {"extra": 1}]
 )
@@ -431,6 +506,17 @@ async def test_ssh_keys_are_their_members(api: Api, as_member: Callable[..., Any
     status = await dev.fails(422, "Invalid", "POST", SSH, json=named("x", publicKey=private))
     assert private not in str(status)
     await dev.ok("DELETE", f"{SSH}/laptop")
+
+
+async def test_admins_leave_the_ssh_keys_of_owners_alone(api: Api, as_member: Callable[..., Any]) -> None:
+    boss = await as_member("Admin")
+    await boss.fails(403, "Forbidden", "POST", SSH, json=named("x", publicKey=PUBLIC_KEY, member="admin"))
+    await api.ok("POST", SSH, json=named("theirs", publicKey=PUBLIC_KEY))
+    assert (await boss.patch(f"{SSH}/theirs", {"spec": {"displayName": "x"}})).status_code == 403
+    await boss.fails(403, "Forbidden", "DELETE", f"{SSH}/theirs")
+    await boss.ok("POST", MEMBERS, json=named("dev", role="Developer"))
+    await boss.ok("POST", SSH, json=named("devs", publicKey=PUBLIC_KEY, member="dev"))
+    await boss.ok("DELETE", f"{SSH}/devs")
 
 
 # The organization ---------------------------------------------------------------------------------------------

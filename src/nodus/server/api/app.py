@@ -98,7 +98,7 @@ def _authenticated(services: Services, operation: Operation) -> Route:
         call = Call(request, services, principal, params)
         response = await operation.handler(call)
         if isinstance(response, StreamResponse):
-            response.check = Standing(request, services).check
+            response.check = Standing(request, services, principal).check
         await auditing.note_request(call, response)
         return response
 

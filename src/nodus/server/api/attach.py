@@ -81,7 +81,7 @@ async def _open(socket: WebSocket, services: Services, request_id: str) -> tuple
         raise BadRequest(f"the handshake does not offer {PROTOCOL}", fix=f"Offer the subprotocol {PROTOCOL}.")
     service = service_of(call)
     await auditing.note_connection(call, "attach")
-    return process, service, Standing(request, services)
+    return process, service, Standing(request, services, principal)
 
 
 class _Attached:

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _USE_INTERVAL_S = 60.0
-_STANDING_S = 10.0
+_STANDING_S = 5.0
 _LABEL_LENGTH = 63
 
 
@@ -229,23 +229,26 @@ class Standing:
     Args:
         request: what the answer answers.
         services: the server.
+        principal: who asked for it, as they were then.
     """
 
-    def __init__(self, request: Request, services: Services) -> None:
-        self._request, self._services = request, services
+    def __init__(self, request: Request, services: Services, principal: Principal) -> None:
+        self._request, self._services, self._principal = request, services, principal
         self._checked_s = services.clock.monotonic()
 
     async def check(self) -> None:
-        """Look again, at most once in ten seconds.
+        """Look again, at most once in five seconds.
 
         Raises:
             Unauthorized: the credential was revoked or has expired.
-            Forbidden: it reaches no project any more.
+            Forbidden: what it may do changed, or it reaches no project any more.
         """
         now_s = self._services.clock.monotonic()
         if now_s - self._checked_s >= _STANDING_S:
             self._checked_s = now_s
-            await authenticate(self._request, self._services)
+            principal = await authenticate(self._request, self._services)
+            if principal.rights != self._principal.rights:
+                raise Forbidden(f"what {principal.name} may do was changed", fix="Ask again.")
 
 
 # Identity -----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from nodus.server.api.auth import CREATED_BY
 from nodus.server.api.call import Call
 from nodus.server.api.envelope import read_envelope
 from nodus.server.api.http import json_response, json_type, read_object
-from nodus.server.api.present import dry_run_etag, present
+from nodus.server.api.present import dry_run_etag, present, project_filter
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft, same_spec
 from nodus.server.services import Services
@@ -74,8 +74,8 @@ def _draft(call: Call, kind: Kind, body: Mapping[str, Any], *, dry_run: bool) ->
 
 def _dry_create(conn: Connection, call: Call, draft: Draft) -> tuple[dict[str, Any], str]:
     there = objects.find(conn, draft.kind, draft.project, draft.name) if draft.name else None
-    if there is not None and not same_spec(draft.kind, there.spec, draft.spec):
-        raise _already_exists(draft.kind, there, draft.spec)
+    if there is not None and not (_seen(draft, there) and same_spec(draft.kind, there.spec, draft.spec)):
+        raise _already_exists(draft, there)
     admit_draft(conn, call.services, draft)
     preview = preview_of(conn, call.services, draft)
     wire = {
@@ -143,12 +143,20 @@ def _find_same(conn: Connection, services: Services, draft: Draft) -> Object | N
     there = objects.find(conn, draft.kind, draft.project, draft.name)
     if there is None:
         return None
-    if there.deleted_at is not None or not admission_of(draft.kind).repeats(conn, services, draft, there):
-        raise _already_exists(draft.kind, there, draft.spec)
+    repeats = _seen(draft, there) and admission_of(draft.kind).repeats(conn, services, draft, there)
+    if there.deleted_at is not None or not repeats:
+        raise _already_exists(draft, there)
     return there
 
 
-def _already_exists(kind: Kind, there: Object, spec: Mapping[str, Any]) -> AlreadyExists:
+def _already_exists(draft: Draft, there: Object) -> AlreadyExists:
+    kind, spec = draft.kind, draft.spec
+    if not _seen(draft, there):
+        return AlreadyExists(
+            f'{kind.plural} "{there.name}" exists',
+            fix="Use another name.",
+            details={"name": there.name, "group": "nodus.dev", "kind": kind.plural},
+        )
     keys = sorted(set(there.spec) | set(spec))
     shown = (
         admission_of(kind).render({"spec": dict(there.spec)})["spec"],
@@ -165,6 +173,11 @@ def _already_exists(kind: Kind, there: Object, spec: Mapping[str, Any]) -> Alrea
         fix="Use another name, or change the stored one with `nodus apply`.",
         details={"name": there.name, "group": "nodus.dev", "kind": kind.plural, "diff": diff},
     )
+
+
+def _seen(draft: Draft, there: Object) -> bool:
+    """Whether whoever asks may know more of an object than that its name is taken."""
+    return draft.actor is None or project_filter(draft.actor, draft.kind)(there)
 
 
 def _store_new(conn: Connection, services: Services, draft: Draft) -> Object:

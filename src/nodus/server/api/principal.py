@@ -168,6 +168,11 @@ class Principal:
             details={"missingScope": f"{kind.plural}:{verb}"},
         )
 
+    @property
+    def rights(self) -> tuple[object, ...]:
+        """All that bounds what it may do and see."""
+        return self.scopes, self.role, self.projects, self.key_projects
+
     def sees_object(self, kind: Kind, obj: Object) -> bool:
         """Whether it may know of an object at all; what it may not know of is reported as not found."""
         if kind.namespaced:
@@ -177,7 +182,7 @@ class Principal:
         if kind is EVENT:
             return self._sees_event(obj.spec.get("involvedObject", {}))
         if kind is API_KEY:
-            return obj.uid == self.uid or (self._owns(obj) and self._within(key_reach(obj.spec)))
+            return obj.uid == self.uid or (self._owns(obj) and self._covers_key(obj.spec))
         if kind is SSH_KEY:
             return self._owns(obj) and (not self.projects or obj.spec.get("member") == self.member)
         if kind is MEMBER:
@@ -195,6 +200,12 @@ class Principal:
 
     def _owns(self, obj: Object) -> bool:
         return self.manages or (self.member is not None and obj.spec.get("member") == self.member)
+
+    def _covers_key(self, spec: dict[str, Any]) -> bool:
+        """Whether an APIKey reaches no further than this; their own ones are bounded by the same member."""
+        if self.member is not None and spec.get("member") == self.member and not self.key_projects:
+            return True
+        return self._within(key_reach(spec))
 
     def _within(self, projects: list[str]) -> bool:
         """Whether something that reaches these projects (all when empty) reaches no further than this."""

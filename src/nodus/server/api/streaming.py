@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nodus.core.errors import Forbidden, NodusError, Unauthorized
+from nodus.core.errors import Forbidden, NodusError, StoreError, Unauthorized
 from nodus.server.api.http import json_bytes
+
+LOOK_S = 5.0
+"""How often an answer that has nothing to send looks whether it may go on."""
 
 
 class StreamResponse(Response):
@@ -34,7 +37,7 @@ class StreamResponse(Response):
         self._body = body
         self._stopping = stopping
         self.check: Callable[[], Awaitable[None]] | None = None
-        """Raises once the caller may get no more of it; looked at before each chunk."""
+        """Raises once the caller may get no more of it; looked at before each chunk, and every few seconds."""
         # The length is not known; the server chunks the body.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
@@ -48,18 +51,22 @@ class StreamResponse(Response):
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_disconnected(receive))
         stopping = asyncio.create_task(self._stopping.wait())
+        refused = asyncio.create_task(self._refusal())
+        tasks = (sending, leaving, stopping, refused)
         try:
-            await asyncio.wait({sending, leaving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, leaving, stopping):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(sending, leaving, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(RuntimeError):  # it never started
                 await self._body.aclose()  # type: ignore[attr-defined]
-        if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
-            raise error
-        if not (leaving.done() and not leaving.cancelled()):
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        for task in (sending, refused):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        if leaving.cancelled():
+            why = self._last_line(refused.result()) if sending.cancelled() and not refused.cancelled() else b""
+            await send({"type": "http.response.body", "body": why, "more_body": False})
 
     async def _send(self, send: Send) -> None:
         async for chunk in self._body:
@@ -71,6 +78,18 @@ class StreamResponse(Response):
                 return
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def _refusal(self) -> NodusError:
+        """Return why the caller may get no more, once that is so."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if self.check is not None:
+                    await self.check()
+            except (Unauthorized, Forbidden) as error:
+                return error
+            except StoreError:
+                continue  # it is not known now; what is sent meanwhile asks for itself
 
     def _last_line(self, error: NodusError) -> bytes:
         """Why there is no more: an event of a watch, or a line of a log."""

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
 BOOKMARK_INTERVAL_S = 30.0
-LOOK_INTERVAL_S = 30.0
-"""How often a stream without news looks whether it still may go on."""
+LONGEST_WAIT_S = 30.0
+"""How long a stream without news waits at a time."""
 PIECE_BYTES = 32 * 1024
 REPLAY_ITEMS = 200
 REPLAY_BYTES = 64 * 1024
@@ -224,7 +224,7 @@ async def _live(wanted: _Watch, replay: _Replay, position: int) -> AsyncGenerato
         if (left_s := end_s - now_s()) <= 0:
             return
         if not more:
-            await feed.wait(position, max(0.0, min(left_s, bookmark_s - now_s(), LOOK_INTERVAL_S)))
+            await feed.wait(position, max(0.0, min(left_s, bookmark_s - now_s(), LONGEST_WAIT_S)))
 
 
 async def _line_of(wanted: _Watch, change: Change) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -37,12 +37,14 @@ def check_projects(conn: Connection, draft: Draft, projects: list[str]) -> None:
             draft.reject(f"spec.projects[{number}]", f"there is no project {project!r}")
 
 
-def _check_scopes(draft: Draft, scopes: list[str]) -> None:
+def _check_scopes(draft: Draft, scopes: list[str], had: Iterable[str] = ()) -> None:
+    """Note a mistake for every scope that is none, or that neither it had before nor whoever asks has."""
+    given = [*had, *(draft.actor.scopes if draft.actor is not None else (roles.ANY,))]
     for number, scope in enumerate(scopes):
         path = f"spec.scopes[{number}]"
         if not roles.is_scope(scope):
             draft.reject(path, f"{scope[:60]!r} is not a scope; write it like trainingjobs:read or *")
-        elif draft.creating and draft.actor is not None and not roles.covers(draft.actor.scopes, scope):
+        elif not roles.covers(given, scope):
             draft.reject(path, f"your own key lacks {scope!r}")
 
 
@@ -137,9 +139,7 @@ class APIKeyAdmission(Admission[APIKeySpec]):
             draft.reject("spec.projects", f"member {owner.name} reaches only {', '.join(allowed)}")
         if actor is None:
             return
-        if owner.name != actor.member and not (
-            actor.manages and roles.outranks(actor.role, str(owner.spec.get("role", "Developer")))
-        ):
+        if not _decides_over(actor, owner):
             raise Forbidden(f"only an Owner, or for others an Admin, makes keys of {owner.name}")
         if actor.projects and not projects and (actor.key_projects or owner.name != actor.member):
             draft.reject("spec.projects", f"your own key reaches only {', '.join(actor.projects)}; name some")
@@ -204,10 +204,8 @@ class APIKeyAdmission(Admission[APIKeySpec]):
 
     def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
         """Leave Owners' keys to Owners."""
-        owner = objects.find(conn, MEMBER, None, str(obj.spec.get("member")))
-        role = str(owner.spec.get("role")) if owner is not None else ""
-        if obj.spec.get("member") != actor.member and not roles.outranks(actor.role, role) and obj.uid != actor.uid:
-            raise Forbidden(f"the key {obj.name} is an Owner's; only an Owner changes it")
+        if obj.uid != actor.uid:
+            _leave_to_owners(conn, actor, obj)
 
     def stored(self, conn: Connection, services: Services, draft: Draft, obj: Object) -> None:
         """Store the HMAC of a new key; move the expiry of an old one."""
@@ -270,6 +268,19 @@ def make_key(
     return obj, str(draft.reply_status["token"])
 
 
+def _decides_over(actor: Principal, member: Object) -> bool:
+    """Whether somebody may add keys of a member: their own, else as a manager whom the member does not outrank."""
+    return member.name == actor.member or roles.outranks(actor.role, str(member.spec.get("role", "Developer")))
+
+
+def _leave_to_owners(conn: Connection, actor: Principal, key: Object) -> None:
+    """Refuse a change of another's key where that other is an Owner, and whoever asks is none."""
+    owner = objects.find(conn, MEMBER, None, str(key.spec.get("member")))
+    role = str(owner.spec.get("role")) if owner is not None else ""
+    if key.spec.get("member") != actor.member and not roles.outranks(actor.role, role):
+        raise Forbidden(f"the key {key.name} is an Owner's; only an Owner changes it")
+
+
 class ServiceAccountAdmission(Admission[ServiceAccountSpec]):
     """A program's account; it never manages people, keys or projects."""
 
@@ -279,14 +290,13 @@ class ServiceAccountAdmission(Admission[ServiceAccountSpec]):
         """Check its scopes."""
         if draft.creating:
             draft.status = {"phase": "Active"}
-        _check_scopes(draft, spec.scopes)
+        _check_scopes(draft, spec.scopes, had=(draft.old.spec if draft.old is not None else {}).get("scopes", ()))
         for number, scope in enumerate(spec.scopes):
             plural, _, access = scope.partition(":")
-            if access and plural != roles.ANY and roles.is_scope(scope):
-                if not roles.role_allows(roles.SERVICE_ACCOUNT, plural, cast("roles.Access", access)):
-                    draft.reject(f"spec.scopes[{number}]", f"a ServiceAccount never gets {scope!r}")
-                elif not draft.creating and draft.actor is not None and not roles.covers(draft.actor.scopes, scope):
-                    draft.reject(f"spec.scopes[{number}]", f"your own key lacks {scope!r}")
+            if not access or plural == roles.ANY or not roles.is_scope(scope):
+                continue
+            if not roles.role_allows(roles.SERVICE_ACCOUNT, plural, cast("roles.Access", access)):
+                draft.reject(f"spec.scopes[{number}]", f"a ServiceAccount never gets {scope!r}")
 
 
 class SSHKeyAdmission(Admission[SSHKeySpec]):
@@ -308,9 +318,13 @@ class SSHKeyAdmission(Admission[SSHKeySpec]):
         if owner is None:
             draft.reject("spec.member", f"there is no member {name!r}" if name else "required: whose key it is")
             return
-        if actor is not None and owner.name != actor.member and not actor.manages:
-            raise Forbidden(f"only an Owner or Admin adds keys of {owner.name}")
+        if actor is not None and not _decides_over(actor, owner):
+            raise Forbidden(f"only an Owner, or for others an Admin, adds keys of {owner.name}")
         draft.spec["member"], draft.owner = owner.name, owner
+
+    def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
+        """Leave Owners' keys to Owners."""
+        _leave_to_owners(conn, actor, obj)
 
     def prepare(self, draft: Draft) -> SSHKeySpec | None:
         """Decode; whose it is stays as it is."""

@@ -13,6 +13,7 @@ from nodus.server.store import objects
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from nodus.server.api.principal import Principal
     from nodus.server.services import Services
     from nodus.server.store.objects import Object
 
@@ -62,6 +63,14 @@ class ProjectAdmission(Admission[ProjectSpec]):
 
 class OrganizationAdmission(Admission[OrganizationSpec]):
     """The organization is there from the first start; its name for people can change."""
+
+    def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
+        """Leave it to keys that reach all of it."""
+        if actor.projects:
+            raise Forbidden(
+                f"the key {actor.name} reaches only {', '.join(actor.projects)}",
+                fix="Change the organization with a key that reaches all projects.",
+            )
 
 
 ADMISSIONS = (ProjectAdmission(PROJECT), OrganizationAdmission(ORGANIZATION))
