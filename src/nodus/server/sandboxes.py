@@ -25,6 +25,7 @@ from nodus.server.controllers.sandbox import START_ANNOTATION
 from nodus.server.controllers.sandboxmember import SANDBOX_LABEL, process_spec
 from nodus.server.controllers.sandboxprocesses import NON_ZERO, how_it_ended
 from nodus.server.store import objects
+from nodus.server.store.context import lock_objects
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -276,6 +277,7 @@ def record(conn: Connection, place: Place, spec: Mapping[str, Any], labels: Mapp
     Raises:
         NotFound: The Sandbox was deleted meanwhile.
     """
+    lock_objects(conn)  # so that two at once get two numbers
     sandbox = objects.find_by_uid(conn, place.sandbox.uid)
     if sandbox is None or sandbox.deleted_at is not None:
         raise NotFound(f'sandboxes "{place.sandbox.name}" not found')
