@@ -6,11 +6,13 @@ It is kept in the user's cache directory, never in this repository: nothing of i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 VERSION = "1.0.32"
@@ -29,9 +31,14 @@ class Unreachable(Exception):
 
 
 def cache() -> Path:
-    """Where the environment is kept."""
-    base = _USER.get("XDG_CACHE_HOME") or Path(_USER.get("HOME") or Path.home()) / ".cache"
-    return Path(base) / "nodus-tests"
+    """Where the environment is kept: the user's cache, or the temporary directory where there is none to write to."""
+    base = Path(_USER.get("XDG_CACHE_HOME") or Path(_USER.get("HOME") or "/nonexistent") / ".cache")
+    for directory in (base / "nodus-tests", Path(tempfile.gettempdir()) / f"nodus-tests-{os.getuid()}"):
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            if os.access(directory, os.W_OK):
+                return directory
+    raise RuntimeError("there is no directory to keep the published client in")
 
 
 def environment() -> Path:
@@ -43,7 +50,6 @@ def environment() -> Path:
     if _GIVEN:
         return Path(_GIVEN)
     home = cache() / f"published-{VERSION}-python{sys.version_info.major}.{sys.version_info.minor}"
-    home.parent.mkdir(parents=True, exist_ok=True)
     with home.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of the tests install it once
         if not (home / ".ready").exists():
