@@ -104,6 +104,18 @@ async def test_body_over_a_mebibyte_is_refused_unread(api: Api) -> None:
     await api.fails(413, "RequestEntityTooLarge", "POST", JOBS, content=chunks())
 
 
+async def test_many_patches_do_not_make_an_object_too_large_to_create(api: Api) -> None:
+    path = f"{BETA}/namespaces/default/trainingruntimes"
+    spec = {"image": "nodus/grpo-lora:2.0.0", "task": "GRPO", "parameters": {"type": "object"}}
+    await api.ok("POST", path, json={"metadata": {"name": "r"}, "spec": spec})
+    codes = []
+    for number in range(8):
+        change = {"spec": {"parameters": {f"description{number}": "x" * 200_000}}}
+        codes.append((await api.patch(f"{path}/r", change)).status_code)
+    assert 413 in codes
+    assert len((await api.call("GET", f"{path}/r")).content) < 1_100_000
+
+
 @pytest.mark.parametrize("name", ["a%00b", "%2e%2e", "A", "a" * 300, "%ff", "a%0ab", "a@b@c", "%F0%9F%98%80", "a%2Fb"])
 async def test_hostile_names_in_paths(api: Api, name: str) -> None:
     for path in (

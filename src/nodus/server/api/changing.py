@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from starlette.responses import Response
 
-from nodus.core.errors import BadRequest, Conflict, UnsupportedMediaType
+from nodus.core.errors import BadRequest, Conflict, RequestEntityTooLarge, UnsupportedMediaType
 from nodus.core.kinds import Kind
 from nodus.core.patches import json_patch, merge_patch
 from nodus.server.api import auditing
@@ -17,7 +17,14 @@ from nodus.server.api.admitting import admit_draft, is_dry_run, preview_of, reso
 from nodus.server.api.auth import CREATED_BY
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.envelope import read_envelope
-from nodus.server.api.http import json_response, parse_json, read_body, read_object
+from nodus.server.api.http import (
+    JSON_BODY_LIMIT_BYTES,
+    json_bytes,
+    json_response,
+    parse_json,
+    read_body,
+    read_object,
+)
 from nodus.server.api.present import dry_run_etag, present
 from nodus.server.api.reading import find
 from nodus.server.kinds import admission_of
@@ -33,6 +40,8 @@ if TYPE_CHECKING:
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 _UPDATE_TRIES = 5
+SERVER_METADATA_BYTES = 16 * 1024
+"""What the server's own fields may add to an object that fitted one request."""
 
 
 async def patch(call: Call, kind: Kind) -> Response:
@@ -86,6 +95,7 @@ def _draft_update(conn: Connection, call: Call, kind: Kind, name: str, change: C
     after = change(old.to_wire())
     if not isinstance(after, dict):
         raise BadRequest("the patched object is not an object any more")
+    _check_size(kind, after)
     metadata = after.get("metadata")
     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     if version not in (None, "", str(old.resource_version)):
@@ -99,6 +109,17 @@ def _draft_update(conn: Connection, call: Call, kind: Kind, name: str, change: C
     if CREATED_BY in old.labels:
         draft.labels[CREATED_BY] = old.labels[CREATED_BY]
     return draft
+
+
+def _check_size(kind: Kind, after: dict[str, Any]) -> None:
+    """Keep many small patches from making what could not be created in one request."""
+    size = len(json_bytes({key: after.get(key) for key in ("metadata", "spec")}))
+    if size > JSON_BODY_LIMIT_BYTES + SERVER_METADATA_BYTES:
+        raise RequestEntityTooLarge(
+            f"the {kind.name} would have {size} bytes; {JSON_BODY_LIMIT_BYTES} fit",
+            fix="Keep large content in a blob or a Volume and refer to it.",
+            details={"limitBytes": JSON_BODY_LIMIT_BYTES},
+        )
 
 
 def _check_update(conn: Connection, call: Call, draft: Draft) -> bool:
