@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nodus.server.controllers.service import running
 from nodus.server.sandboxes import ProcessRequest, SandboxService
 from nodus.server.services import Services
 from nodus.server.store import objects
+from nodus.testing.eventually import eventually
 
 from .server_process import open_services
 
@@ -62,6 +64,7 @@ async def test_a_sandbox_from_its_first_command_to_the_next_start(services: Serv
     await sandboxes.stop("default", "agent")
     with pytest.raises(SandboxNotRunning):
         await sandboxes.running("default", "agent")
+    assert await asyncio.to_thread(eventually, lambda: _phase(services) == "Stopped")
     await sandboxes.start("default", "agent")
     again = await sandboxes.running("default", "agent", patience_s=30.0)
     assert again.attempt.uid != place.attempt.uid
@@ -69,3 +72,8 @@ async def test_a_sandbox_from_its_first_command_to_the_next_start(services: Serv
     assert b"".join([block async for block in file.blocks()]) == b"kept"
     await file.close()
     await sandboxes.delete_file(again, "/workspace/file")
+
+
+def _phase(services: Services) -> str | None:
+    found: str | None = services.store.read_sync(objects.get, SANDBOX, "default", "agent").status.get("phase")
+    return found
