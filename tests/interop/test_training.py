@@ -89,6 +89,33 @@ def test_guide_trains_on_a_reward_function(desk: Desk) -> None:
     eventually(lambda: desk.ok(f"nodus get tj/{again} -o jsonpath='{{.status.phase}}'") == "Cancelled")
 
 
+def test_our_own_client_takes_the_guide_as_it_is_printed(ours: Desk) -> None:
+    """Also what the published client refuses of its own guide."""
+    ours.write("grpo.yaml", GRPO.format(name="printed"))
+    ours.ok("nodus apply -f grpo.yaml")
+    raised = ours.ok("""nodus patch tj/printed --type merge -p '{"spec":{"maxCostUSD":"40"}}'""")
+    assert raised == "trainingjob/printed patched\n"
+    shown = ours.ok("nodus describe environment/graph-coloring -n nodus")
+    for part in ("Summary:", "Licenses:", "Splits:", "Sample task:", "Graders:", "Examples:"):
+        assert part in shown
+    program = (
+        REWARD
+        + """
+import nodus
+
+example = nodus.TrainingJob.from_example("nodus/graph-coloring@1.0.0")
+for started in (run, example, nodus.TrainingJob.from_name("printed")):
+    print(started.name)
+    started.cancel()
+    assert run.tasks(phase="Evaluation", outcome="Failed") == []
+"""
+    )
+    packaged, example, printed = ours.python(program).split()[-3:]
+    assert packaged.startswith("grpo-lora-") and example.startswith("graph-coloring-") and printed == "printed"
+    for name in (packaged, example, printed):
+        ours.ok(f"nodus wait tj/{name} --for=jsonpath='{{.status.phase}}'=Cancelled --timeout=60s")
+
+
 def test_reward_that_fails_on_its_own_answers_is_refused(desk: Desk) -> None:
     done = desk.python_run(REWARD.replace("found = ANSWER", "raise ValueError('no'); found = ANSWER"))
     assert done.returncode == 1 and "no" in done.stderr.splitlines()[-1]
