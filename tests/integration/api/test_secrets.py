@@ -80,6 +80,14 @@ async def test_status_names_keys_and_versions(api: Api, services: Services) -> N
     assert values(services, version=1) == {"A": "1"}
 
 
+async def test_patches_grow_a_secret_no_further_than_a_new_one(api: Api) -> None:
+    await api.ok("POST", SECRETS, json=secret(A="x" * 300_000))
+    for query in ("?dryRun=All", ""):
+        answer = await api.patch(f"{SECRETS}/s{query}", {"spec": {"stringData": {"B": "x" * 300_000}}})
+        assert (answer.status_code, list(causes(answer.json()))) == (422, ["spec.stringData"]), query
+    assert (await api.patch(f"{SECRETS}/s", {"spec": {"stringData": {"A": "x" * 400_000}}})).status_code == 200
+
+
 async def test_same_values_again_are_the_same_secret(api: Api) -> None:
     first = await api.ok("POST", SECRETS, json=secret(A="1"))
     again = await api.call("POST", SECRETS, json=secret(A="1"))

@@ -136,7 +136,8 @@ def test_label_annotate_and_request_send_what_changes(run: Run, server: FakeServ
     assert (
         run("annotate", "job", "running", "why=because", "--dry-run")[1] == "job/running annotated (server dry run)\n"
     )
-    assert yaml.safe_load(run("label", "job/running", "x=y", "--dry-run=client", "-o", "yaml")[1])["kind"] == "Job"
+    would = yaml.safe_load(run("label", "job/running", "x=y", "--dry-run=client", "-o", "yaml")[1])
+    assert would["metadata"]["labels"] == {"team": "x", "note": "a=b", "x": "y"}
     assert run("request", "restart", "job/running")[1] == "job/running restart requested\n"
     label, annotation, request = (sent["metadata"] for _, _, sent in writes(server))
     assert label == {"labels": {"team": "x", "note": "a=b", "a": None}}

@@ -86,6 +86,20 @@ def test_context_goes_with_user_key_and_server(path: Path) -> None:
     assert resolve().api_key is None
 
 
+@pytest.mark.parametrize(
+    "environ", [{"NODUS_CONTEXT": "labs"}, {"NODUS_ORG": "labs"}, {"NODUS_CONTEXT": "labs", "NODUS_ORG": "acme"}]
+)
+def test_logout_ends_the_context_that_commands_use(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["logout"]) == 0  # nobody listens there, which keeps nobody from logging out
+    assert "Logged out of context 'labs'" in capsys.readouterr().out
+    assert read_credentials(path) == {"acme": "nodus_acme"}
+    assert find_context(path).name == "acme"
+
+
 def test_files_stay_private_and_what_others_wrote_stays(path: Path) -> None:
     content: dict[str, Any] = load_config(path) | {"preferences": {"colors": True}}
     content["contexts"][0]["context"]["extensions"].append({"name": "other.dev/x", "extension": {"y": 1}})

@@ -7,6 +7,7 @@ import click
 from nodus.cli.options import did, dry_run_option, objects_argument, output_option, print_results
 from nodus.cli.session import Session, connected
 from nodus.cli.targets import Target, named
+from nodus.core.patches import merge_patch
 
 _ARGUMENTS = objects_argument("KIND/NAME... KEY=VALUE... [KEY-...]", name="words")
 _DRY_RUN = dry_run_option("Only say what would come of it; `client` sends nothing.")
@@ -49,8 +50,10 @@ def _write(session: Session, words: tuple[str, ...], field: str, done: str, dry_
     for target in targets:
         name = str(target.name)
         obj = session.run(session.get(target.kind, name, project=target.project))
-        if dry_run != "client":
-            patch = {"metadata": {field: changes}}
+        patch = {"metadata": {field: changes}}
+        if dry_run == "client":
+            obj = merge_patch(obj, patch)
+        else:
             obj = session.run(
                 session.resources.patch(target.kind, name, patch, project=target.project, dry_run=dry_run == "server")
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -25,16 +26,21 @@ def command(ctx: click.Context, given: Options) -> None:
       nodus logout
     """
     path = config_path()
-    context = find_context(path, given.context or _of_org(given.org))
+    context = find_context(path, _wanted(given))
     revoked = _revoke(context) if context.key_name is not None else False
     remove_context(path, context.name)
     print(f"Logged out of context {context.name!r}{'; its key is revoked' if revoked else ''}.")
 
 
-def _of_org(org: str | None) -> str | None:
+def _wanted(given: Options) -> str | None:
+    """Name of the context that commands use with these options and this environment; None for the current one."""
     from nodus.client.config import context_of
 
-    return context_of(config_path(), org, must=True)
+    named = given.context or os.environ.get("NODUS_CONTEXT")
+    if named:
+        return named
+    path = config_path()
+    return context_of(path, given.org, must=True) or context_of(path, os.environ.get("NODUS_ORG"), must=False)
 
 
 def _revoke(context: ContextInfo) -> bool:

@@ -52,7 +52,8 @@ class SecretAdmission(Admission[SecretSpec]):
         for key in spec.string_data:
             if not _SECRET_KEY.fullmatch(key):
                 draft.reject("spec.stringData", f"{key[:40]!r} is not a key; use letters, digits, '.', '-' and '_'")
-        size = sum(len(key) + len(value.encode()) for key, value in spec.string_data.items())
+        kept = {} if draft.old is None or not spec.string_data else read_secret(conn, services, draft.old)[1]
+        size = sum(len(key) + len(value.encode()) for key, value in {**kept, **spec.string_data}.items())
         if size > SECRET_LIMIT_BYTES:
             draft.reject("spec.stringData", f"{size} bytes are too many; {SECRET_LIMIT_BYTES} fit")
         if spec.type not in SECRET_TYPES:
