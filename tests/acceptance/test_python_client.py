@@ -133,4 +133,10 @@ async def test_many_awaited_calls_at_once(machine: Machine) -> None:
         found = await asyncio.gather(*(seen() for _ in range(5)))
         assert all(names == {job.name for job in made} for names in found)
         await asyncio.gather(*(client.delete.aio("job", job.name) for job in made))
+        batch = await client.create_many.aio([document("batch-") for _ in range(120)])
+        assert [job.name for job in await client.list.aio("jobs")] == sorted(job.name for job in batch)
+        with pytest.raises(nodus.errors.Invalid):  # all or nothing
+            await client.create_many.aio([document("never-"), document("never-") | {"spec": {"commands": []}}])
+        for job in batch:
+            await client.delete.aio("job", job.name)
         assert await client.list.aio("jobs") == []

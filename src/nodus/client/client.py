@@ -340,6 +340,26 @@ class Client:
         )
 
     @blocking
+    async def create_many(self, documents: Sequence[Mapping[str, Any]], *, project: str | None = None) -> Views:
+        """Create objects of one kind, in order, up to 100 in one request, and return them as stored.
+
+        Each request makes all of its objects or none.
+
+        Example::
+
+            client.create_many([document | {"metadata": {"name": f"task-{number}"}} for number in range(500)])
+
+        Args:
+            documents: The objects as in manifests, all of one kind and for one project.
+            project: Where they go, unless their own metadata says.
+
+        Raises:
+            Invalid: When one is wrong, which ``causes`` name; nothing of its request is made.
+            AlreadyExists: When a name is taken by an object with another spec.
+        """
+        return [as_view(item) for item in await self.resources.create_many(documents, project=project)]
+
+    @blocking
     async def plan(self, document: Mapping[str, Any], *, project: str | None = None) -> Plan:
         """Return what would come of creating an object, with its estimate; stores nothing.
 

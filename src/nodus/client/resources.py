@@ -6,8 +6,9 @@ command line make blocking calls of them.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ JsonObjects = list[JsonObject]
 Selector = str | Mapping[str, str] | None
 """``a=b,c!=d``, or the values wanted by key."""
 MERGE_PATCH = "application/merge-patch+json"
+BATCH, BATCH_BYTES = 100, 900_000
+"""A batch of created objects: so many, and so large in JSON, at most."""
 
 
 class Applied(NamedTuple):
@@ -172,6 +175,34 @@ class Resources:
         )
         return result
 
+    async def create_many(self, documents: Sequence[Mapping[str, Any]], *, project: str | None = None) -> JsonObjects:
+        """Create objects of one kind, in order, in batches of which each is made whole or not at all.
+
+        Raises:
+            NodusError: When the documents are of several kinds or for several projects.
+            Invalid: When one of a batch is wrong; the batches before it are made.
+        """
+        found: JsonObjects = []
+        for batch in _batches(documents):
+            addressed = [await self._addressed(document, project) for document in batch]
+            body, path = addressed[0]
+            if any(other != path or item.get("kind") != body["kind"] for item, other in addressed):
+                raise NodusError(
+                    "the documents are of several kinds or for several projects", fix="Create each kind by itself."
+                )
+            made = await self.api.call(
+                "POST",
+                path,
+                body={
+                    "apiVersion": body["apiVersion"],
+                    "kind": f"{body['kind']}List",
+                    "items": [i for i, _ in addressed],
+                },
+                idempotency_key=new_key("create-many"),
+            )
+            found.extend({"apiVersion": body["apiVersion"], "kind": body["kind"]} | item for item in made["items"])
+        return found
+
     async def plan(self, document: Mapping[str, Any], *, project: str | None = None) -> Planned:
         """Return the object as it would be created, with its estimate, and the ETag of that plan. Stores nothing."""
         body, path = await self._addressed(document, project)
@@ -302,6 +333,21 @@ class Resources:
         if info.namespaced:
             metadata.setdefault("namespace", project or self.project)
         return dict(document) | {"metadata": metadata}, info.path(metadata.get("namespace"))
+
+
+def _batches(documents: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Cut documents into batches that the server takes."""
+    batch: list[Mapping[str, Any]] = []
+    size = 0
+    for document in documents:
+        length = len(json.dumps(document))
+        if batch and (len(batch) == BATCH or size + length > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(document)
+        size += length
+    if batch:
+        yield batch
 
 
 def _selector(selector: Selector) -> str | None:

@@ -61,6 +61,29 @@ def test_every_verb_returns_views(server: FakeServer) -> None:
     assert [asked.method for asked in server.asked] == ["POST", "POST", "GET", "PATCH", "GET", "PUT", "DELETE"]
 
 
+def test_many_are_created_in_batches_and_in_order(server: FakeServer) -> None:
+    def script(asked: Asked) -> Reply:
+        return Reply(
+            {"kind": "JobList", "items": [{"metadata": item["metadata"]} for item in asked.json["items"]]}, 201
+        )
+
+    server.script = script
+    documents = [
+        {"apiVersion": "nodus.dev/v1", "kind": "Job", "metadata": {"name": f"j{number}"}, "spec": {}}
+        for number in range(205)
+    ]
+    made = server.client().create_many(documents)
+    assert [view.name for view in made] == [f"j{number}" for number in range(205)]
+    assert [len(asked.json["items"]) for asked in server.asked] == [100, 100, 5]
+    assert (server.asked[0].json["kind"], made[0].kind) == ("JobList", "Job")
+    assert len({asked.headers["idempotency-key"] for asked in server.asked}) == 3
+    large = [document | {"spec": {"x": "y" * 400_000}} for document in documents[:3]]
+    server.client().create_many(large)
+    assert [len(asked.json["items"]) for asked in server.asked[3:]] == [2, 1]
+    with pytest.raises(errors.NodusError, match="several kinds"):
+        server.client().create_many([documents[0], documents[1] | {"kind": "Secret"}])
+
+
 def test_plan_tells_what_is_in_the_way(server: FakeServer) -> None:
     state = {"estimate": {"blockingReasons": [{"code": "NoGPU", "message": "no H100 here"}]},
              "blockingReasons": ["queue closed"]}  # fmt: skip
