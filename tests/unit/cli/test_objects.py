@@ -280,3 +280,11 @@ def test_other_spellings_and_what_is_not_here_yet(run: Run) -> None:
     assert code == 2 and err.startswith(
         "error: 'inference' is not part of this release: it has no hosted inference yet."
     )
+
+
+@pytest.mark.parametrize(("scope", "answer"), [("sandboxes:write", "yes\n"), ("processes:write", "no\n")])
+def test_can_i_exec_asks_for_what_starting_a_command_takes(
+    run: Run, server: FakeServer, scope: str, answer: str
+) -> None:
+    server.script = lambda asked: Reply({"scopes": [scope], "projects": ["default"]})
+    assert run("auth", "can-i", "exec", "sandboxes")[1] == answer

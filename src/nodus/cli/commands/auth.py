@@ -78,8 +78,8 @@ _ACCESS: dict[str, Access] = {
 
 def _wanted(session: Session, verb: str, resource: str) -> tuple[str, Access, bool]:
     """The scope that an action needs, and whether a project matters to it."""
-    if verb == "exec":  # a command is a Process
-        return "processes", "write", True
+    if verb == "exec":  # a command is started below its Sandbox
+        return "sandboxes", "write", True
     if verb == "invoke":
         return resource, "invoke", False
     kind = session.run(session.resources.kind(resource))
