@@ -276,3 +276,44 @@ def test_secrets_by_name_by_content_and_from_a_file(client: Client, tmp_path: Pa
     with pytest.raises(NodusError, match="line 2 is not KEY=VALUE") as refused:
         nodus.Secret.from_dotenv(tmp_path / ".env", client=client)
     assert "private" not in str(refused.value)
+
+
+# From inside a run --------------------------------------------------------------------------------------------
+
+INSIDE = """
+import pathlib, time
+import nodus
+
+volume, data = nodus.Volume.from_name("shared"), pathlib.Path("/data")
+(data / "mine.txt").write_text("1")
+(data / "gone.txt").write_text("1")
+print("committed", volume.commit(), flush=True)
+(data / "gone.txt").unlink()
+while not (data / "theirs.txt").exists():
+    volume.reload()
+    time.sleep(0.2)
+(data / "mine.txt").write_text((data / "theirs.txt").read_text() + "2")
+print("committed", volume.commit(), flush=True)
+try:
+    nodus.Volume.from_name("fixed").commit()
+except nodus.errors.Conflict as error:
+    print(error)
+"""
+
+
+def test_run_commits_and_reloads_from_inside(client: Client) -> None:
+    made = volume(client, "shared")
+    volume(client, "fixed").write_file("a", "1")
+    mounts = {"/data": "shared", "/fixed": {"volume": "fixed", "readOnly": True}}
+    job = nodus.Job.create(name="inside", command=["python", "-c", INSIDE], volumes=mounts, client=client)
+    eventually(lambda: len(made.list()) == 2, timeout_s=40)
+    made.write_file("theirs.txt", "from outside ")
+    job.wait(60)
+    assert {entry.path: made.read_file(entry.path) for entry in made.list()} == {
+        "mine.txt": b"from outside 2",
+        "theirs.txt": b"from outside ",
+    }
+    assert [item.revision for item in made.revisions()] == [3, 2, 1]
+    assert "read-only" in "".join(job.logs())
+    with pytest.raises(nodus.errors.Unsupported):
+        made.commit()

@@ -18,7 +18,7 @@ from nodus.client.outputs import safe_name
 from nodus.client.record import Record, as_record
 from nodus.client.transport import off_loop
 from nodus.client.volumefiles import LocalFile, Upload, files_of
-from nodus.core.errors import BadRequest, NodusError, NotFound
+from nodus.core.errors import BadRequest, NodusError, NotFound, Unsupported
 
 DEFAULT_SIZE = "50Gi"
 _PAGE = 5000
@@ -67,6 +67,9 @@ class Volume(Handle):
             NotFound: When there is none and ``create_if_missing`` is false.
         """
         client = client or default_client()
+        if client.connection.socket is not None:
+            # From inside a run: it may commit and reload what it mounts, and read no object.
+            return Volume({"metadata": {"name": name, "namespace": project}}, client)
         try:
             return Volume(await client.resources.get("Volume", name, project=project), client)
         except NotFound:
@@ -230,6 +233,35 @@ class Volume(Handle):
             NotFound: When there is no such revision.
         """
         return await self._commit_known({"mode": "Restore", "revision": revision}, "restore")
+
+    @blocking
+    async def commit(self) -> int:
+        """From inside a run: make what it has written so far a revision, and return that.
+
+        What it wrote is committed anyway when it succeeds; this is for readers that can't wait, and for what must
+        outlive a failure.
+
+        Raises:
+            Unsupported: Outside of a run.
+            Conflict: When the run mounts the volume read-only.
+        """
+        return await self._sync("commit")
+
+    @blocking
+    async def reload(self) -> int:
+        """From inside a run: take over what others have committed; return the revision. What it wrote itself stays.
+
+        Raises:
+            Unsupported: Outside of a run.
+            Conflict: When the run mounts the volume read-only.
+        """
+        return await self._sync("reload")
+
+    async def _sync(self, verb: str) -> int:
+        if self.client.connection.socket is None:
+            raise Unsupported(f"Volume.{verb} works only inside a run that mounts the volume", fix="Use put or get.")
+        done = await self.client.api.call("POST", f"/_nodus/v1/volumes/{self.name}/{verb}", timeout_s=3600.0)
+        return int(done["revision"])
 
     async def _commit_known(self, body: Mapping[str, Any], site: str) -> int:
         path = await self._path("uploads")

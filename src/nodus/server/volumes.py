@@ -93,6 +93,11 @@ class VolumeFiles:
             (root / parent).chmod(0o755)
         blob = self._blobs.path(entry.sha256)
         try:
+            if entry.mode & 0o100:
+                # Modes belong to an inode, and the blob may be a plain file elsewhere.
+                shutil.copyfile(blob, target)
+                target.chmod(0o555)
+                return
             # The inode is the blob store's, whose directory keeps others out; runs read it as another uid.
             blob.chmod(0o444)
             _link(blob, target)

@@ -10,7 +10,7 @@ import pytest
 
 from nodus.core.clock import FakeClock, rfc3339
 from nodus.core.kinds import JOB
-from nodus.server.controllers import jobslots, jobstatus, lookups, memberspec
+from nodus.server.controllers import jobslots, jobstatus, memberspec, workingcopies
 from nodus.server.controllers.job import Context, JobController
 from nodus.server.controllers.runtime import ActionResult, Outcome
 from nodus.server.store import Object
@@ -273,13 +273,13 @@ def test_commit_takes_over_what_was_written_and_removed_and_nothing_else() -> No
     base = [entry("same"), entry("changed"), entry("gone"), entry("theirs")]
     mine = [entry("same"), entry("changed", "1"), entry("theirs"), entry("new", "2")]
     newest = [entry("same"), entry("changed"), entry("gone"), entry("theirs", "3"), entry("added", "4")]
-    merged = {item.path: item.sha256[0] for item in lookups.merge(base, mine, newest)}
+    merged = {item.path: item.sha256[0] for item in workingcopies.merge(base, mine, newest)}
     assert merged == {"same": "0", "changed": "1", "theirs": "3", "new": "2", "added": "4"}
-    assert lookups.merge(base, base, newest) == newest
+    assert workingcopies.merge(base, base, newest) == newest
 
 
 def test_commit_of_a_file_where_a_directory_was_is_a_tree() -> None:
-    merged = lookups.merge([], [entry("a")], [entry("a/b"), entry("c")])
+    merged = workingcopies.merge([], [entry("a")], [entry("a/b"), entry("c")])
     assert sorted(item.path for item in merged) == ["a", "c"]
-    merged = lookups.merge([], [entry("a/b")], [entry("a")])
+    merged = workingcopies.merge([], [entry("a/b")], [entry("a")])
     assert [item.path for item in merged] == ["a/b"]

@@ -16,7 +16,18 @@ from nodus.core.errors import Forbidden, NotFound
 from nodus.core.ids import new_id
 from nodus.core.kinds import KINDS, PROJECT
 from nodus.server import machine, metrics
-from nodus.server.api import attach, attempt_api, auditing, blobs, discovery, openapi, reading, resources, usage
+from nodus.server.api import (
+    attach,
+    attempt_api,
+    auditing,
+    blobs,
+    discovery,
+    openapi,
+    reading,
+    resources,
+    usage,
+    volumesync,
+)
 from nodus.server.api.auth import CATALOG_PROJECT, Standing, authenticate, whoami
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import error_response, json_response
@@ -197,6 +208,7 @@ OPERATIONS: tuple[Operation, ...] = (
         usage.PATH, usage.query, ("GET", "POST"), query=(Param("query", "What is asked; POST takes it as a form."),)
     ),
     Operation("/self", attempt_api.self_),
+    Operation("/_nodus/v1/volumes/{name}/{verb}", volumesync.sync, ("POST",)),
     Operation("/auth/whoami", get_whoami),
     Operation(openapi.INDEX, openapi.index),
     Operation(openapi.INDEX + "/apis/nodus.dev/{version}", openapi.of_version),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +11,7 @@ from nodus.core.errors import Unavailable
 from nodus.core.kinds import SECRET, VOLUME
 from nodus.server import revisions
 from nodus.server.compute.local.prepare import own_directory
-from nodus.server.compute.local.sandbox import host_owner
-from nodus.server.controllers import memberspec
+from nodus.server.controllers import memberspec, workingcopies
 from nodus.server.kinds.storage import read_secret
 from nodus.server.store import blobs, objects, volumes
 from nodus.server.store.volumes import FileEntry
@@ -91,7 +87,7 @@ class Lookups:
         for volume in found.volumes:
             directory = self._revision(volume)
             if not volume.read_only or directory is None:
-                directory = _working_copy(self._work(job, volume.name), directory)
+                directory = workingcopies.make(self._work(job, volume.name), directory)
             directories.append(str(directory))
         token = self._services.signer.attempt_token(attempt.uid)
         home, state = self._jobs / job.uid, memberspec.state_name(job.spec, attempt.spec)
@@ -116,10 +112,14 @@ class Lookups:
 
     def written(self, job: Object) -> list[tuple[str, list[FileEntry]]]:
         """Return the name and the files of each Volume a Job could write, stored as blobs. Blocking file work."""
-        return [(name, list(self._tree(self._work(job, name)))) for name in memberspec.written_volumes(job.spec)]
+        return [(name, self.written_to(job, name)) for name in memberspec.written_volumes(job.spec)]
 
-    def commit(self, conn: Connection, job: Object, name: str, tree: list[FileEntry]) -> None:
-        """Make what a Job changed of a Volume its newest revision, unless it changed nothing; it writes no more.
+    def written_to(self, job: Object, name: str) -> list[FileEntry]:
+        """Return the files of one Volume that a Job can write, stored as blobs. Blocking file work."""
+        return list(workingcopies.tree(self._work(job, name), self._services.store.blobs))
+
+    def commit(self, conn: Connection, job: Object, name: str, tree: list[FileEntry]) -> int:
+        """Make what a Job changed of a Volume its newest revision, unless it changed nothing; return the newest.
 
         The files it wrote or removed are taken over; others stay as they are in the newest revision, so that a commit
         that came meanwhile is not undone.
@@ -129,48 +129,38 @@ class Lookups:
         """
         volume = objects.find(conn, VOLUME, job.project, name)
         if volume is None:
-            return
+            return 0
         newest = _tree_at(conn, volume.uid, None)
-        merged = merge(_tree_at(conn, volume.uid, _pinned_revision(job, name)), tree, newest)
+        merged = workingcopies.merge(self._base(conn, job, volume), tree, newest)
         if sorted(merged) == sorted(newest):
-            return
+            return int(volume.status.get("revision") or 0)
         for entry in tree:
             blobs.index(conn, job.project, entry.sha256, entry.size_bytes)
-        revisions.commit(conn, volume.uid, merged)
+        return revisions.commit(conn, volume.uid, merged).revision
+
+    def note_committed(self, job: Object, name: str, tree: list[FileEntry]) -> None:
+        """Note that a Volume has what a Job wrote so far; what it writes next is compared with that."""
+        workingcopies.note_base(self._work(job, name), tree)
+
+    def newest(self, conn: Connection, job: Object, name: str) -> tuple[list[FileEntry], list[FileEntry], int]:
+        """Return what a Job's copy of a Volume last agreed with, the newest revision's files, and its number."""
+        volume = objects.get(conn, VOLUME, job.project, name)
+        found = volumes.latest(conn, volume.uid)
+        return self._base(conn, job, volume), _tree_at(conn, volume.uid, None), found.revision if found else 0
+
+    def reload(self, job: Object, name: str, base: list[FileEntry], newest: list[FileEntry]) -> None:
+        """Give a Job's copy of a Volume what others have committed, beside what it wrote. Blocking file work."""
+        directory, store = self._work(job, name), self._services.store.blobs
+        now = self.written_to(job, name)
+        workingcopies.bring_up(directory, now, workingcopies.merge(base, now, newest), store)
+        workingcopies.note_base(directory, newest)
+
+    def _base(self, conn: Connection, job: Object, volume: Object) -> list[FileEntry]:
+        noted = workingcopies.base_of(self._work(job, volume.name))
+        return noted if noted is not None else _tree_at(conn, volume.uid, _pinned_revision(job, volume.name))
 
     def _work(self, job: Object, volume: str) -> Path:
         return self._jobs / job.uid / "volumes" / volume
-
-    def _tree(self, directory: Path) -> Iterator[FileEntry]:
-        """Store the plain files below a directory as blobs; links and special files are left out."""
-        for parent, names, files, fd in os.fwalk(directory, follow_symlinks=False):
-            names.sort()
-            for name in sorted(files):
-                try:
-                    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
-                except OSError:
-                    continue
-                try:
-                    info = os.fstat(opened)
-                    if stat.S_ISREG(info.st_mode):
-                        sha256 = self._services.store.blobs.put_file(Path(f"/proc/self/fd/{opened}"))
-                        path = Path(parent, name).relative_to(directory).as_posix()
-                        yield FileEntry(path, sha256, info.st_size, 0o755 if info.st_mode & 0o100 else 0o644)
-                finally:
-                    os.close(opened)
-
-
-def merge(base: Sequence[FileEntry], changed: Sequence[FileEntry], newest: Sequence[FileEntry]) -> list[FileEntry]:
-    """Return ``newest`` with what ``changed`` has done to ``base``: files written, and files removed."""
-    before = {entry.path: entry for entry in base}
-    now = {entry.path: entry for entry in changed}
-    kept = {entry.path: entry for entry in newest if entry.path not in before or entry.path in now}
-    written = {path: entry for path, entry in now.items() if before.get(path) != entry}
-    for path in written:
-        # A file where a directory was, or the other way round: what was written wins.
-        for other in [name for name in kept if name.startswith(f"{path}/") or path.startswith(f"{name}/")]:
-            del kept[other]
-    return list({**kept, **written}.values())
 
 
 def _tree_at(conn: Connection, volume_uid: str, revision: int | None) -> list[FileEntry]:
@@ -194,26 +184,3 @@ def _find_volumes(conn: Connection, job: Object) -> Iterator[FoundVolume]:
         revision = int(mount.get("revision") or (pinned if pinned is not None else volume.status.get("revision")) or 0)
         tree = tuple(_tree_at(conn, volume.uid, revision))
         yield FoundVolume(volume.uid, volume.name, revision, tree, not memberspec.is_writable(mount))
-
-
-def _working_copy(target: Path, source: Path | None) -> Path:
-    """Return a directory that the sandbox's user may write, made from ``source`` where it is not there yet."""
-    if target.is_dir():
-        return target
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
-    if source is None:
-        draft.mkdir()
-    else:
-        shutil.copytree(source, draft, symlinks=True, copy_function=shutil.copyfile)
-    uid, gid = host_owner()
-    os.chmod(draft, 0o755)
-    os.chown(draft, uid, gid)
-    for directory, names, files in os.walk(draft):
-        for name in (*names, *files):
-            path = Path(directory, name)
-            os.chown(path, uid, gid, follow_symlinks=False)
-            path.chmod(0o755 if path.is_dir() else 0o644)
-    os.rename(draft, target)
-    return target

@@ -1,0 +1,84 @@
+"""Working copies of Volumes: made, brought up to what others committed, and never a way out for who writes in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodus.server.controllers import workingcopies
+from nodus.server.store.blobs import BlobStore
+from nodus.server.store.volumes import FileEntry
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    (source / "d").mkdir(parents=True)
+    (source / "a").write_text("1")
+    (source / "d" / "run.sh").write_text("2")
+    (source / "d" / "run.sh").chmod(0o555)
+    return workingcopies.make(tmp_path / "work" / "v", source)
+
+
+def entry(blobs: BlobStore, path: str, content: str, mode: int = 0o644) -> FileEntry:
+    return FileEntry(path, blobs.put_bytes(content.encode()), len(content), mode)
+
+
+def content(directory: Path) -> dict[str, str]:
+    return {p.relative_to(directory).as_posix(): p.read_text() for p in directory.rglob("*") if p.is_file()}
+
+
+def test_what_can_be_executed_still_can_and_nothing_counts_as_changed(copy: Path, blobs: BlobStore) -> None:
+    base = [entry(blobs, "a", "1", 0o444), entry(blobs, "d/run.sh", "2", 0o555)]
+    now = list(workingcopies.tree(copy, blobs))
+    assert [(item.path, oct(item.mode)) for item in now] == [("a", "0o644"), ("d/run.sh", "0o755")]
+    assert workingcopies.merge(base, now, base) == base
+
+
+def test_base_is_kept_beside_the_copy(copy: Path, blobs: BlobStore) -> None:
+    assert workingcopies.base_of(copy) is None
+    base = [entry(blobs, "a", "1")]
+    workingcopies.note_base(copy, base)
+    assert workingcopies.base_of(copy) == base
+    assert sorted(content(copy)) == ["a", "d/run.sh"]
+
+
+def test_brought_up_to_what_others_committed(copy: Path, blobs: BlobStore) -> None:
+    now = list(workingcopies.tree(copy, blobs))
+    wanted = [entry(blobs, "a", "11"), entry(blobs, "new/deep/run", "3", 0o755)]
+    workingcopies.bring_up(copy, now, wanted, blobs)
+    assert content(copy) == {"a": "11", "new/deep/run": "3"}
+    assert os.access(copy / "new/deep/run", os.X_OK)
+    assert list(workingcopies.tree(copy, blobs)) == wanted
+
+
+@pytest.mark.parametrize("trap", ["directory", "file", "gone"])
+def test_links_that_the_command_planted_lead_nowhere(copy: Path, blobs: BlobStore, tmp_path: Path, trap: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "victim").write_text("untouched")
+    now = list(workingcopies.tree(copy, blobs))
+    if trap == "directory":
+        (copy / "trap").symlink_to(outside)
+        with pytest.raises(OSError, match="trap"):
+            workingcopies.bring_up(copy, now, [*now, entry(blobs, "trap/victim", "!")], blobs)
+    elif trap == "file":
+        (copy / "trap").symlink_to(outside / "victim")
+        workingcopies.bring_up(copy, now, [*now, entry(blobs, "trap", "!")], blobs)
+        assert not (copy / "trap").is_symlink()
+    else:
+        (copy / "d" / "run.sh").unlink()
+        (copy / "d").rmdir()
+        (copy / "d").symlink_to(outside)
+        (outside / "run.sh").write_text("untouched")
+        with pytest.raises(OSError, match="d"):
+            workingcopies.bring_up(copy, now, [], blobs)
+        assert (outside / "run.sh").exists()
+    assert (outside / "victim").read_text() == "untouched"
