@@ -68,13 +68,23 @@ def _granted(answer: Any) -> list[Granted]:
 
 
 async def console_of(api: Api) -> str:
-    """Return where the server's approval pages are; the server itself where it doesn't say."""
+    """Return where the server's approval pages are; the server itself where it doesn't say.
+
+    Raises:
+        NodusError: What it says is no address of a web page. A browser is started with it, which takes options too.
+    """
     try:
         found = await api.call("GET", "/.well-known/nodus-configuration")
     except NotFound:
         found = {}
     console = found.get("consoleURL") if isinstance(found, dict) else None
-    return str(console or api.connection.url).rstrip("/")
+    address = str(console or api.connection.url).rstrip("/")
+    if not address.startswith(("http://", "https://")):
+        fix = "Say where the approval page is with --console-url."
+        raise NodusError(
+            f"the server names {address[:80]!r} as its console, which is no address of a web page", fix=fix
+        )
+    return address
 
 
 async def with_browser(api: Api, console: str, show: Callable[[str], None]) -> list[Granted]:

@@ -112,6 +112,19 @@ async def test_code_is_worth_nothing_once_its_approver_is_revoked(browser: Brows
     await anonymous.fails(401, "Unauthorized", "POST", "/auth/cli-keys/redeem", **redeem(code))
 
 
+async def test_sign_in_code_is_worth_nothing_once_the_key_that_made_it_is_revoked(
+    browser: Browser, api: Api, anonymous: Api, app: Any
+) -> None:
+    made = await api.ok("POST", f"{V1}/apikeys", json={"metadata": {"name": "leaked"}})
+    leaked = Api(app, made["status"]["token"])
+    first, second = [(await leaked.ok("POST", "/auth/login-codes", json={"duration": "168h"}))["code"] for _ in "12"]
+    approved = await approved_code(browser, first)
+    await api.ok("DELETE", f"{V1}/apikeys/leaked")
+    answer = await browser.send(await browser.open("/cli-auth", **CLI), credential=second)
+    assert answer.status_code == 401
+    await anonymous.fails(401, "Unauthorized", "POST", "/auth/cli-keys/redeem", **redeem(approved))
+
+
 async def test_login_key_may_do_no_more_than_the_key_that_approved(
     browser: Browser, with_key: Callable[..., Api], anonymous: Api, app: Any
 ) -> None:

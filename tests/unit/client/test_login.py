@@ -149,3 +149,10 @@ def test_browser_is_opened_where_one_can_be_seen(
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     assert login.may_open_browser(environ) is may
+
+
+@pytest.mark.parametrize("console", ["--renderer-cmd-prefix=x", "file:///etc/passwd", "javascript:alert(1)", "//h"])
+def test_approval_page_is_a_web_page(server: FakeServer, console: str) -> None:
+    server.script = lambda asked: Reply({"consoleURL": console})
+    with pytest.raises(NodusError, match="no address of a web page"):
+        run_blocking(login.console_of(api_of(server)))

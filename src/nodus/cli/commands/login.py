@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from nodus.cli.colour import visible
 from nodus.client.blocking import run_blocking
 from nodus.client.config import DEFAULT_URL, Connection, config_path, resolve, save_context
 from nodus.client.contexts import free_name
@@ -85,20 +86,19 @@ def _in_browser(api: Api, console_url: str | None, no_browser: bool) -> list[Gra
 
     def show(address: str) -> None:
         if no_browser or not may_open_browser():
-            print(f"Open this page in a browser on this machine:\n  {address}", file=sys.stderr)
+            print(f"Open this page in a browser on this machine:\n  {visible(address)}", file=sys.stderr)
             print("Is there none? `nodus login --device` takes one elsewhere.", file=sys.stderr)
             return
         import webbrowser
 
-        print(f"Opening {address}", file=sys.stderr)
+        print(f"Opening {visible(address)}", file=sys.stderr)
         webbrowser.open(address)
 
     return run_blocking(with_browser(api, console, show))
 
 
 def _show_code(page: str, code: str, address: str) -> None:
-    print(f"Open {page} on any device and enter the code {code}", file=sys.stderr)
-    print(f"or open {address}", file=sys.stderr)
+    print(visible(f"Open {page} on any device and enter the code {code}\nor open {address}"), file=sys.stderr)
 
 
 def _save(granted: list[Granted], url: str, authority: str | None, *, named: bool) -> None:
@@ -119,4 +119,4 @@ def _save(granted: list[Granted], url: str, authority: str | None, *, named: boo
             key_name=entry.name if named else None, certificate_authority=authority,
         )  # fmt: skip
         current = f"; context {name!r} is now the current one" if number == 0 else f" as context {name!r}"
-        print(f"Logged in to {entry.org_name} at {url}{current}.")
+        print(visible(f"Logged in to {entry.org_name} at {url}{current}."))

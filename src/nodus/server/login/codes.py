@@ -71,7 +71,10 @@ def _store(conn: Connection, call: Call, name: str, digest: str, lifetime_s: flo
         raise not_found(MEMBER, name)
     if name != call.principal.member and not roles.outranks(call.principal.role, str(member.spec.get("role"))):
         raise Forbidden(f"member {name} is an Owner; only an Owner makes a sign-in code of an Owner")
-    logins.add(conn, "code", digest, client="sign-in code", lifetime_s=lifetime_s, state="Approved", member=member.uid)
+    logins.add(
+        conn, "code", digest, client="sign-in code", lifetime_s=lifetime_s, state="Approved", member=member.uid,
+        grant={"approver": call.principal.uid},
+    )  # fmt: skip
     target = audit.Target(MEMBER.name, member.name, uid=member.uid, subresource="login-codes")
     audit.record(conn, auditing.actor_of(call), "create", target)
     call.audited = True

@@ -10,6 +10,7 @@ from nodus.core.ids import slug
 from nodus.core.kinds import API_KEY, ORGANIZATION
 from nodus.server.api.auth import CREATED_BY, user_of
 from nodus.server.kinds.identity import make_key, member_of
+from nodus.server.login.proofs import stands
 from nodus.server.services import Services
 from nodus.server.store import audit, logins, objects
 from nodus.server.store.context import lock_objects, org_of
@@ -33,8 +34,7 @@ def redeem(conn: Connection, services: Services, login: logins.Login, request_id
     if not logins.consume(conn, login.digest):
         raise Unauthorized("the login was redeemed already", fix="Log in again with `nodus login`.")
     member = member_of(conn, login.member)
-    approver = login.grant.get("approver")
-    if approver is not None and not _stands(conn, str(approver)):
+    if not stands(conn, login.grant.get("approver")):
         raise Unauthorized("the key that approved the login was revoked", fix="Log in again with `nodus login`.")
     projects = list(login.grant.get("projects") or [])
     spec = {
@@ -57,11 +57,6 @@ def redeem(conn: Connection, services: Services, login: logins.Login, request_id
         "project": _project(projects or member.spec.get("projects") or []),
     }
     return {"keys": [entry]}
-
-
-def _stands(conn: Connection, key_uid: str) -> bool:
-    key = objects.find_by_uid(conn, key_uid)
-    return key is not None and key.kind == API_KEY.name and key.deleted_at is None
 
 
 def _project(projects: list[str]) -> str:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core import roles
 from nodus.core.errors import BadRequest, Forbidden, Unauthorized
+from nodus.core.kinds import API_KEY
 from nodus.server.api.auth import principal_of, user_of
 from nodus.server.kinds.identity import member_of
 from nodus.server.services import Services
-from nodus.server.store import logins
+from nodus.server.store import logins, objects
 from nodus.server.store.audit import Actor
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Approval:
     scopes: tuple[str, ...]
     projects: tuple[str, ...]
     approver: str | None = None
-    """Uid of the APIKey they showed."""
+    """Uid of the APIKey they showed, or that made the code they showed."""
     code: str | None = None
     """Digest of the sign-in code they showed; it is used up with the approval."""
 
@@ -92,14 +93,23 @@ async def prove(services: Services, credential: str) -> Approval:
     )  # fmt: skip
 
 
+def stands(conn: Connection, approver: str | None) -> bool:
+    """Whether the APIKey that vouched for a login was not revoked; nothing vouches for those of before it was kept."""
+    key = objects.find_by_uid(conn, approver) if approver is not None else None
+    return approver is None or (key is not None and key.kind == API_KEY.name and key.deleted_at is None)
+
+
 def _by_code(conn: Connection, digest: str) -> Approval:
     found = logins.find(conn, "code", digest)
     if found is None or found.over:
         raise _unknown_code()
+    # A leaked key that is revoked must leave nothing behind that nobody sees.
+    if not stands(conn, found.grant.get("approver")):
+        raise _unknown_code()
     member = member_of(conn, found.member)
     return Approval(
         member=member.uid, user=user_of(member), credential="sign-in code", scopes=(roles.ANY,), projects=(),
-        code=digest,
+        approver=found.grant.get("approver"), code=digest,
     )  # fmt: skip
 
 
