@@ -39,6 +39,7 @@ def build(sandbox: Object, attempt: Object, resolved: memberspec.Resolved, works
         image=spec.get("image") or "nodus/agent-tools",
         token=resolved.token,
         env={**memberspec.environment(spec, resolved.secrets), **_variables(sandbox, attempt)},
+        files=memberspec.secret_files(spec, resolved.secrets),
         cpu=request.cpu,
         memory_bytes=request.memory_bytes,
         gpus=request.gpus,
