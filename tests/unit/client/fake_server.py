@@ -95,9 +95,10 @@ def serving() -> Iterator[FakeServer]:
             sent = {"Content-Type": "application/json", "Content-Length": str(len(raw) + (10 if reply.cut else 0))}
             for key, value in (sent | reply.headers).items():
                 self.send_header(key, value)
-            self.end_headers()
-            self.wfile.write(raw)
             self.close_connection = self.close_connection or reply.cut
+            with contextlib.suppress(OSError):  # the client may have left
+                self.end_headers()
+                self.wfile.write(raw)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
 
