@@ -162,8 +162,15 @@ async def test_name_that_is_taken_shows_nothing_of_what_may_not_be_seen(
 async def test_key_of_a_project_leaves_the_organization_alone(api: Api, with_key: Callable[..., Api]) -> None:
     (org,) = (await api.ok("GET", f"{V1}/organizations"))["items"]
     path = f"{V1}/organizations/{org['metadata']['name']}"
-    answer = await with_key("*", projects=["default"]).patch(path, {"spec": {"displayName": "Mine"}})
-    assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden")
+    await api.ok("POST", MEMBERS, json=named("second", role="Owner"))
+    narrow = with_key("*", projects=["default"])
+    for target, change in (
+        (path, {"spec": {"displayName": "Mine"}}),
+        (f"{MEMBERS}/admin", {"metadata": {"labels": {"a": "b"}}}),
+    ):
+        answer = await narrow.patch(target, change)
+        assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden"), target
+    await narrow.fails(403, "Forbidden", "DELETE", f"{MEMBERS}/admin")  # whose key it is
 
 
 async def test_key_and_member_that_share_no_project_reach_nothing(api: Api, as_member: Callable[..., Any]) -> None:

@@ -186,7 +186,7 @@ class Principal:
         if kind is SSH_KEY:
             return self._owns(obj) and (not self.projects or obj.spec.get("member") == self.member)
         if kind is MEMBER:
-            return obj.name == self.member or (self.manages and self._within(obj.spec.get("projects", [])))
+            return obj.name == self.member or (self.manages and self.within(obj.spec.get("projects", [])))
         return True
 
     def audit_terms(self) -> tuple[Requirement, ...]:
@@ -205,9 +205,9 @@ class Principal:
         """Whether an APIKey reaches no further than this; their own ones are bounded by the same member."""
         if self.member is not None and spec.get("member") == self.member and not self.key_projects:
             return True
-        return self._within(key_reach(spec))
+        return self.within(key_reach(spec))
 
-    def _within(self, projects: list[str]) -> bool:
+    def within(self, projects: list[str]) -> bool:
         """Whether something that reaches these projects (all when empty) reaches no further than this."""
         return not self.projects or (bool(projects) and all(map(self.sees, projects)))
 

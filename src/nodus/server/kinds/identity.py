@@ -72,7 +72,12 @@ class MemberAdmission(Admission[MemberSpec]):
             _keep_an_owner(conn, draft.old)
 
     def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
-        """Leave Owners to Owners."""
+        """Leave Owners to Owners, and whoever reaches further than the key to other keys."""
+        if not actor.within(obj.spec.get("projects", [])):
+            raise Forbidden(
+                f"member {obj.name} reaches more than the key {actor.name}, which reaches {', '.join(actor.projects)}",
+                fix="Use a key that reaches every project.",
+            )
         if not roles.outranks(actor.role, str(obj.spec.get("role", "Developer"))):
             raise Forbidden(f"member {obj.name} is an Owner; only an Owner changes that", details={"role": actor.role})
 
