@@ -23,6 +23,7 @@ spec:
   environment: {{name: nodus/graph-coloring@1.0.0, trainTasks: 50, heldOutTasks: 64, seed: 42}}
   evaluation: {{baseline: true, final: true}}
   parameters: {{steps: 50, lora: {{r: 8}}}}
+  resources: {{gpu: {{type: [rtx4090-24g], count: 1}}}}
   maxCostUSD: "5.00"
 """
 REWARD = """
@@ -44,10 +45,14 @@ run = rl.train(tasks, reward, max_cost=2)
 def test_guide_plans_applies_and_caps_a_run(desk: Desk) -> None:
     desk.write("grpo.yaml", GRPO.format(name="support-grpo"))
     planned = desk.ok("nodus apply -f grpo.yaml --dry-run -o yaml")
-    for part in ("estimate:", "compiledJob:", "costUSD:", "startup:"):
+    for part in ("estimate:", "compiledJob:", "blockingReasons:"):
         assert part in planned
     line = desk.ok("nodus apply -f grpo.yaml --dry-run -o estimate")
-    assert line.startswith("trainingjob/support-grpo: 1 node") and "est. $0.00 · starts in ~" in line
+    assert line.startswith("trainingjob/support-grpo: 1 node × 1 GPUs") and "blocked: " in line
+    here = (desk.home / "grpo.yaml").read_text().replace("  resources: {gpu: {type: [rtx4090-24g], count: 1}}\n", "")
+    desk.write("here.yaml", here)
+    line = desk.ok("nodus apply -f here.yaml --dry-run -o estimate")
+    assert line.startswith("trainingjob/support-grpo: 1 node × 0 GPUs · est. $0.00 · starts in ~")
     assert "NotFound" in desk.fails("nodus get tj/support-grpo")
     assert desk.ok("nodus apply -f grpo.yaml") == "trainingjob/support-grpo created\n"
     assert desk.ok("nodus apply -f grpo.yaml") == "trainingjob/support-grpo unchanged\n"
@@ -101,13 +106,15 @@ def test_our_own_client_takes_the_guide_as_it_is_printed(ours: Desk) -> None:
     program = (
         REWARD
         + """
+run.cancel()
 import nodus
 
 example = nodus.TrainingJob.from_example("nodus/graph-coloring@1.0.0")
-for started in (run, example, nodus.TrainingJob.from_name("printed")):
-    print(started.name)
-    started.cancel()
-    assert run.tasks(phase="Evaluation", outcome="Failed") == []
+example.cancel()
+printed = nodus.TrainingJob.from_name("printed")
+printed.cancel()
+assert run.tasks(phase="Evaluation", outcome="Failed") == []
+print(run.name, example.name, printed.name)
 """
     )
     packaged, example, printed = ours.python(program).split()[-3:]
