@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TextIO
 
 STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
+_PAINT = re.compile(rf"(\x1b\[(?:0|{'|'.join(STYLES.values())})m)")
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -26,6 +28,11 @@ def visible(text: str) -> str:
     return "".join(
         sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode() for sign in text
     )
+
+
+def visible_but_paint(text: str) -> str:
+    """Return `visible` of a text in which our own colours stay: its parts are ours and others' together."""
+    return "".join(part if number % 2 else visible(part) for number, part in enumerate(_PAINT.split(text)))
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:

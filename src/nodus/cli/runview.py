@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from nodus.cli.colour import paint, visible
+from nodus.cli.colour import paint, visible_but_paint
 from nodus.cli.progress import clear
 from nodus.cli.session import Session
 from nodus.client import runlog
@@ -148,7 +148,7 @@ def say(*lines: str) -> None:
     clear()
     sys.stdout.flush()
     for line in lines:
-        print(line if "\x1b" in line else visible(line), file=sys.stderr)
+        print(visible_but_paint(line), file=sys.stderr)
 
 
 def _mark(sign: str, style: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import click
 import pytest
 
 from nodus import errors
+from nodus.cli import colour
 from nodus.cli.conditions import split_path
 from nodus.cli.description import describe
 from nodus.cli.estimates import estimate_line
 from nodus.cli.formats import as_list, check_format, to_yaml, typed_name
 from nodus.cli.manifests import read_manifests
 from nodus.cli.render import error_lines
+from nodus.cli.runview import say
 from nodus.cli.session import Options, Session
 from nodus.cli.tables import TablePrinter, plain_table
 from nodus.cli.targets import parse_target
@@ -234,3 +237,17 @@ def test_missing_manifest_is_wrong_usage() -> None:
 def test_estimate_in_one_line(estimate: Any, line: str) -> None:
     obj = {"kind": "Job", "metadata": {"name": "x"}, "status": {"estimate": estimate}}
     assert estimate_line(obj, dry_run=True) == line
+
+
+def test_others_text_beside_our_colours_moves_no_cursor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(colour, "is_terminal", lambda stream: True)
+    say(
+        f" {colour.paint('x', 'red', sys.stderr)} Failed",
+        "   broken\x1b[2J\x1b[1A",
+        f"{colour.paint('y', 'dim', sys.stderr)}\x9b2J",
+    )
+    assert capsys.readouterr().err == (" \x1b[31mx\x1b[0m Failed\n   broken\\x1b[2J\\x1b[1A\n\x1b[2my\x1b[0m\\x9b2J\n")

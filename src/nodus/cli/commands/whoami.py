@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from nodus.cli.colour import visible
 from nodus.cli.formats import check_format, print_object
 from nodus.cli.session import Session, connected
 
@@ -38,4 +39,4 @@ def command(session: Session, output: str | None) -> None:
     }
     for label, value in rows.items():
         if value:
-            print(f"{label + ':':<14}{value}")
+            print(visible(f"{label + ':':<14}{value}"))
