@@ -28,6 +28,8 @@ PIECE_BYTES = 64 * 1024 * 1024
 """How much of a file one request carries."""
 SMALL_BYTES, BUNDLE_BYTES = 256 * 1024, 8 * 1024 * 1024
 """Files up to the one size share requests of up to the other."""
+SLOW_TO_CHECK_BYTES = 512 * 1024 * 1024
+"""So much is read long enough for the meter to show it."""
 MOST_DECLARED, MOST_DECLARED_BYTES = 500, 400_000
 _PIECE_TIMEOUT_S = 900.0
 """The last piece's answer comes when the server has read the whole file again."""
@@ -119,8 +121,12 @@ def _local(place: str, path: Path) -> LocalFile:
     return LocalFile(place, path, 0o755 if stat.S_IMODE(info.st_mode) & 0o100 else 0o644, info.st_size)
 
 
-def measured(file: LocalFile) -> LocalFile:
+def measured(file: LocalFile, read: Callable[[int], None]) -> LocalFile:
     """Return a file with its size and sha256, read from its bytes.
+
+    Args:
+        file: Where it is.
+        read: Is told of each stretch that was read.
 
     Raises:
         NodusError: When it can't be read.
@@ -134,6 +140,7 @@ def measured(file: LocalFile) -> LocalFile:
             while chunk := opened.read(_READ_BYTES):
                 hashed.update(chunk)
                 size += len(chunk)
+                read(len(chunk))
     except OSError as error:
         raise NodusError(f"{file.source} can't be read: {error.strerror}") from error
     return LocalFile(file.place, file.source, file.mode, size, hashed.hexdigest())
@@ -164,7 +171,11 @@ class Upload:
             RequestEntityTooLarge: When it would hold more than its size.
             SHA256Mismatch: When a file changed while it was sent.
         """
-        known = [await off_loop(measured, file) for file in files]
+        expected = sum(file.size for file in files)
+        checking: Callable[[int], None] = _unnoticed
+        if self._api.meter is not None and expected >= SLOW_TO_CHECK_BYTES:
+            checking = self._api.meter(f"checking {self._label}", expected)
+        known = [await off_loop(measured, file, checking) for file in files]
         total = sum(file.size for file in known)
         asked = {"mode": "Write", "bytes": total, "files": len(known)}
         begun = await self._api.call("POST", self._path, body=asked, idempotency_key=new_key("upload"))

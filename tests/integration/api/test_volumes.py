@@ -343,7 +343,8 @@ async def test_paths_that_are_none_are_refused(api: Api, path: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [{}, {"files": []}, {"files": {}}, {"files": [{}] * 1001}, {"files": ["a"]}, {"files": [{"path": "a"}]}]
-    + [{"files": [declared("a", b"1") | bad]} for bad in ({"size": "1"}, {"size": -1}, {"sha256": "A"}, {"mode": 9})],
+    + [{"files": [declared("a", b"1") | bad]} for bad in ({"size": "1"}, {"size": -1}, {"sha256": "A"}, {"mode": 9})]
+    + [{"files": [declared("a", b"1") | {"path": 5}]}],
 )  # fmt: skip
 async def test_declarations_that_are_none_are_refused(api: Api, body: dict[str, Any]) -> None:
     upload = await begin(api, await volume(api))

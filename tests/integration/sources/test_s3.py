@@ -46,6 +46,11 @@ def test_objects_below_a_prefix(endpoint: str, bucket: Any, run_import: Import) 
     assert found["provenance"] == {"uri": "s3://data/p/", "endpoint": endpoint}
 
 
+def test_import_runs_within_its_bounds(endpoint: str, bucket: Any, run_process: Import) -> None:
+    found = run_process(s3={"uri": "s3://data/p", "endpoint": endpoint}, credentials=KEYS)
+    assert [file["path"] for file in found["files"]] == ["a.txt", "d/b.txt"]
+
+
 def test_one_object_by_its_key(endpoint: str, bucket: Any, run_import: Import) -> None:
     found = run_import(s3={"uri": "s3://data/big/file.bin", "endpoint": endpoint}, credentials=KEYS, limit=4 << 20)
     assert found["content"] == {"file.bin": BIG}

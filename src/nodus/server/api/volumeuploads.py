@@ -331,7 +331,8 @@ def _declared(body: dict[str, Any]) -> list[FileEntry]:
         if not isinstance(item, dict):
             causes.append(Cause(where, "FieldValueInvalid", "an object is expected"))
             continue
-        path, size, sha256 = str(item.get("path", "")).strip("/"), item.get("size"), str(item.get("sha256", ""))
+        given, size, sha256 = item.get("path"), item.get("size"), str(item.get("sha256", ""))
+        path = given.strip("/") if isinstance(given, str) else ""
         if (why := path_problem(path)) is not None:
             causes.append(Cause(f"{where}.path", "FieldValueInvalid", f"{path[:80]!r} is no path of a volume: {why}"))
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= BLOB_LIMIT_BYTES:

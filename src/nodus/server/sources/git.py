@@ -25,6 +25,8 @@ _SYMLINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _REPOSITORY, _PINNED = "repository", "commit"
 _LOOKUP_S = 60.0
+_PINS_ADDRESSES = (2, 37)
+"""Since this version git knows ``http.curloptResolve``."""
 _PACK_FACTOR, _PACK_EXTRA_BYTES = 2, 256 << 20
 """A pack holds history too, where a server gives no single commit: how much larger than the volume it may be."""
 
@@ -82,6 +84,7 @@ class _Git:
         except AddressRefused as refused:
             raise refused.failure(self.label) from refused
         self._environment = _environment(order.directory, parts.scheme, host, port, addresses, order.credentials)
+        _check_version(self._run("version"), pinned=bool(addresses))
 
     def pin(self) -> str:
         """Return the commit to import: found once, and the same at every further try."""
@@ -206,6 +209,18 @@ class _Git:
         """In the child: no file, so no pack, may grow without bound."""
         most = self._order.limit_bytes * _PACK_FACTOR + _PACK_EXTRA_BYTES
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def _check_version(said: bytes, *, pinned: bool) -> None:
+    """Refuse a git that would look the host up again by itself, past the guard."""
+    found = re.search(rb"(\d+)\.(\d+)", said)
+    if pinned and found is not None and (int(found[1]), int(found[2])) < _PINS_ADDRESSES:
+        raise ImportFailed(
+            "SourceUnsupported",
+            f"the server's git is {found[0].decode()}, and {'.'.join(map(str, _PINS_ADDRESSES))} is the oldest that "
+            "connects to the addresses it is given",
+            "install a newer git on the server",
+        )
 
 
 class _Exactly:

@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,8 @@ RESULT_FILE, LOCK_FILE = "result.json", "lock"
 LIBRARY_PROVENANCE = "nodus-provenance.json"
 """Written beside the model by `nodus.trainer.library`."""
 HUB_TIMEOUT_S = 30.0
+SOURCES = ("url", "git", "s3")
+MOST_MEMORY_BYTES = 4 << 30
 _IGNORED = (
     "*.onnx",
     "onnx/*",
@@ -64,6 +67,9 @@ def main() -> int:
     request = json.load(sys.stdin)
     directory = Path(request["directory"])
     directory.mkdir(parents=True, exist_ok=True)
+    if any(request.get(name) for name in SOURCES):
+        # What strangers send is streamed; whatever asks for more than this at once is an attack or a fault.
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     with (directory / LOCK_FILE).open("w") as lock:
         # The importer of a server that was killed may still be at work here; wait for its end, then check what it left.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,7 +81,7 @@ def main() -> int:
 def run(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Import into `directory` and return the result: `ok` with the files, or why it failed."""
     try:
-        for name in ("url", "git", "s3"):
+        for name in SOURCES:
             if request.get(name):
                 return {"ok": True, **_fetch_source(name, request, directory)}
         if request.get("library"):
