@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodus.core.errors import Unauthorized
+from nodus.server.api import streaming
 from nodus.server.api.streaming import StreamResponse
 
 
@@ -35,7 +36,7 @@ async def serve(media_type: str, good: int) -> list[bytes]:
 
     response = StreamResponse(body(), asyncio.Event(), media_type)
     response.check = check
-    await response({"type": "http"}, receive, send)
+    await response({"type": "http", "method": "GET"}, receive, send)
     return [chunk for chunk in sent if chunk]
 
 
@@ -52,3 +53,43 @@ async def test_nothing_is_sent_after_the_key_was_revoked_but_why(media_type: str
 
 async def test_everything_is_sent_while_it_holds() -> None:
     assert len(await serve("text/plain", good=9)) == 5
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize(
+    ("media_type", "last"),
+    [
+        ("application/json", b'{"type":"ERROR"'),
+        ("text/plain; charset=utf-8", b"\n[nodus: revoked]\n"),
+        ("application/x-ndjson", b""),
+    ],
+)
+async def test_answer_ends_in_its_own_form(
+    monkeypatch: pytest.MonkeyPatch, media_type: str, last: bytes, quiet: bool
+) -> None:
+    monkeypatch.setattr(streaming, "LOOK_S", 0.001)
+    sent: list[dict[str, Any]] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        if quiet:
+            await asyncio.Event().wait()
+        yield b"too late"
+
+    async def refused() -> None:
+        raise Unauthorized("revoked")
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    response = StreamResponse(body(), asyncio.Event(), media_type)
+    response.check = refused
+    await asyncio.wait_for(response({"type": "http", "method": "GET"}, receive, send), 5)
+    content = b"".join(message.get("body", b"") for message in sent)
+    assert content.startswith(last)
+    assert b"too late" not in content
+    assert bool(content) is bool(last)
+    assert sent[-1]["more_body"] is False

@@ -92,10 +92,10 @@ class StreamResponse(Response):
                 continue  # it is not known now; what is sent meanwhile asks for itself
 
     def _last_line(self, error: NodusError) -> bytes:
-        """Why there is no more: an event of a watch, or a line of a log."""
+        """Why there is no more: an event of a watch, or a line of a log; other answers just end, the next says why."""
         if self.media_type == "application/json":
             return json_bytes({"type": "ERROR", "object": error.to_status()}) + b"\n"
-        return f"\n[nodus: {error.message}]\n".encode()
+        return f"\n[nodus: {error.message}]\n".encode() if (self.media_type or "").startswith("text/") else b""
 
 
 async def _disconnected(receive: Receive) -> None:
