@@ -124,7 +124,8 @@ def ensure_identity(conn: Connection, services: Services) -> None:
 
 def _first_owner(conn: Connection) -> Object:
     """The Owner whom keys made on the server's own machine belong to; one is made where there is none."""
-    owners = objects.list_(conn, MEMBER, None, fields={"spec.role": "Owner"}).items
+    found = objects.list_(conn, MEMBER, None, fields={"spec.role": "Owner"}).items
+    owners = [owner for owner in found if owner.deleted_at is None]  # a finalizer may hold one whose keys have ended
     if owners:
         return next((owner for owner in owners if owner.name == ADMIN_MEMBER), owners[0])
     name = ADMIN_MEMBER if objects.find(conn, MEMBER, None, ADMIN_MEMBER) is None else generated_name("owner-")

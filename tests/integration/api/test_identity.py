@@ -89,6 +89,15 @@ async def test_the_last_owner_stays(api: Api) -> None:
     await api.fails(403, "Forbidden", "DELETE", f"{MEMBERS}/second")  # admin is no Owner any more
 
 
+async def test_key_made_on_the_machine_is_of_an_owner_who_stays(api: Api, app: Any, services: Services) -> None:
+    await api.ok("POST", MEMBERS, json=named("second", role="Owner"))
+    await api.patch(f"{MEMBERS}/admin", {"metadata": {"finalizers": ["example.com/hold"]}})
+    await api.ok("DELETE", f"{MEMBERS}/admin")
+    await api.fails(401, "Unauthorized", "GET", JOBS)
+    key = services.store.write_sync(bootstrap.issue_admin_key, services)
+    assert (await Api(app, key).ok("GET", "/auth/whoami"))["member"] == "second"
+
+
 async def test_admins_leave_owners_alone(api: Api, as_member: Callable[..., Any]) -> None:
     boss = await as_member("Admin")
     await boss.fails(403, "Forbidden", "POST", MEMBERS, json=named("x", role="Owner"))
