@@ -31,7 +31,7 @@ THEIRS = "zz-theirs"
 MARKER = "marker-of-theirs"
 BLOB = MARKER.encode()
 SHA256 = hashlib.sha256(BLOB).hexdigest()
-FILLS = {"project": THEIRS, "sha256": SHA256, "version": "v1"}
+FILLS = {"project": THEIRS, "sha256": SHA256, "version": "v1", "name": THEIRS, "verb": "commit"}
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 PATCH_TYPE = {"Content-Type": "application/merge-patch+json"}
 
