@@ -359,6 +359,10 @@ def test_other_projects_and_lesser_keys_get_nothing(server: Server, shared: nodu
         assert refused.value.response.status_code == 403
     server.fails("Forbidden", "GET", f"/processes/{process}/output", key=keys["elsewhere"])
     assert server.call("GET", f"/processes/{process}/output", key=keys["reader"]).status_code == 200
+    shared.files.write("/workspace/seen", "by readers")
+    assert server.call("GET", "/sandboxes/shared/files?path=/workspace/seen", key=keys["reader"]).text == "by readers"
+    for path in ("/proc/1/status", "/etc/passwd", "/proc/self/root/etc"):
+        assert server.call("GET", f"/sandboxes/shared/files?path={path}", key=keys["reader"]).status_code == 403
 
 
 # Starting and stopping --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Bytes travel through a pipe to the server; what came of it, through another::
 
     get     result: {"type": "file", "size", "mode", "modTime"}, then the bytes on the data pipe
             result: {"type": "directory"}, then a JSON line for each entry on the data pipe
+            with "within": [directories], only what is below one of them, wherever the path leads through
     put     bytes on the data pipe, then the result: {"size", "sha256"}
     delete  result: {}
 
@@ -24,7 +25,7 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 BLOCK_BYTES = 256 * 1024
@@ -91,7 +92,7 @@ def serve(request: dict[str, Any], data: int, result: int) -> None:
     try:
         match request["do"]:
             case "get":
-                _get(request["path"], data, result)
+                _get(request["path"], request.get("within") or (), data, result)
             case "put":
                 _say(result, _put(request, data, result))
             case "delete":
@@ -118,9 +119,11 @@ def _say(result: int, value: dict[str, Any]) -> None:
     os.write(result, json.dumps(value).encode() + b"\n")
 
 
-def _get(path: str, data: int, result: int) -> None:
+def _get(path: str, within: Sequence[str], data: int, result: int) -> None:
     # O_NONBLOCK: opening a FIFO that nobody writes to must not hang.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if within and not _is_within(fd, within):
+        raise Failed("Elsewhere", f"it is not below {' or '.join(within)}")
     info = os.fstat(fd)
     if stat.S_ISDIR(info.st_mode):
         lines = _entries(fd)
@@ -138,6 +141,12 @@ def _get(path: str, data: int, result: int) -> None:
     while left and (block := os.read(fd, min(left, BLOCK_BYTES))):
         _write_all(data, block)
         left -= len(block)
+
+
+def _is_within(fd: int, directories: Sequence[str]) -> bool:
+    """Tell where an open file is, by what was opened: links have been followed."""
+    found = os.readlink(f"/proc/self/fd/{fd}")
+    return any(f"{found}/".startswith(f"{directory}/") for directory in directories)
 
 
 def _looks(info: os.stat_result) -> dict[str, str]:

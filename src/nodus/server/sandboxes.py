@@ -243,9 +243,9 @@ class SandboxService:
 
     # Files --------------------------------------------------------------------------------------------------------
 
-    async def open_file(self, place: Place, path: str) -> OpenFile:
-        """Open a file or directory; close what is returned."""
-        return await self.processes.open_file(place.attempt.uid, path)
+    async def open_file(self, place: Place, path: str, *, within: Sequence[str] = ()) -> OpenFile:
+        """Open a file or directory, where given only below certain directories; close what is returned."""
+        return await self.processes.open_file(place.attempt.uid, path, within=within)
 
     async def put_file(
         self,

@@ -16,6 +16,7 @@ import pytest
 from nodus.core.errors import (
     Conflict,
     FileTooLarge,
+    Forbidden,
     Invalid,
     NodusError,
     NotFound,
@@ -24,7 +25,7 @@ from nodus.core.errors import (
     TooManyRequests,
 )
 from nodus.core.errors import StdinBackpressure as Backpressure
-from nodus.server.compute.local import processhost
+from nodus.server.compute.local import processhost, sandboxfiles
 from nodus.server.compute.local.processclient import LocalProcesses
 from nodus.server.compute.processes import OutputPiece, ProcessSpec, ProcessState
 from nodus.testing.eventually import eventually
@@ -390,6 +391,39 @@ async def test_links_lead_nowhere_but_into_the_sandbox(box: Box) -> None:
     with pytest.raises(Invalid):
         await box.put("/workspace/p", b"root::0:0::/:/bin/sh\n")
     assert not Path("/etc/passwd").read_bytes().startswith(b"root::")
+
+
+async def test_reading_can_be_bounded_to_directories_wherever_links_lead(box: Box) -> None:
+    await box.sh("echo mine > bounded; ln -s /etc etc; mkdir -p real")
+    other = await box.exec("sh", "-c", "ln -s /proc/$$/environ leak; exec sleep 60")
+    assert await asyncio.to_thread(eventually, lambda: (box.workspace / "leak").is_symlink())
+    for path in ("/workspace/bounded", "/proc/self/root/workspace/bounded", "/workspace/real/../bounded"):
+        file = await box.processes.open_file(box.key, path, within=("/workspace", "/tmp"))
+        assert b"".join([block async for block in file.blocks()]) == b"mine\n"
+        await file.close()
+    assert b"PATH=" in await box.get("/workspace/leak")
+    for path in ("/workspace/leak", "/proc/1/status", "/workspace/etc/passwd", "/workspace/etc", "/run", "/"):
+        with pytest.raises(Forbidden):
+            await box.processes.open_file(box.key, path, within=("/workspace", "/tmp"))
+    await box.processes.stop(box.key, other, "Cancelled", 0.1)
+
+
+async def test_a_server_that_dies_lets_go_of_the_result_before_the_data_ends() -> None:
+    """The kernel closes its descriptors from the lowest on; the process inside must not take half a file for whole."""
+    ends: list[int] = []
+
+    async def ask(member: str, request: dict[str, Any], inner: tuple[int, ...]) -> None:
+        pipes = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in range(256) if os.path.exists(f"/proc/self/fd/{fd}")}
+        ends.extend(next(ours for ours in pipes if ours != fd and pipes[ours] == pipes[fd]) for fd in inner)
+        raise SandboxNotRunning("enough")
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    with pytest.raises(SandboxNotRunning):
+        await sandboxfiles.put(ask, "member", {"path": "/x"}, content())
+    data, result = ends
+    assert result < data
 
 
 async def test_a_link_that_changes_under_way_never_leads_to_the_host(box: Box) -> None:

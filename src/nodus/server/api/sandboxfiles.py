@@ -20,6 +20,8 @@ from nodus.server.compute.processes import FileEntry, OpenFile
 from nodus.server.sandboxes import FILE_LIMIT_BYTES, Place
 
 MOST_PATH_BYTES = 4096
+OPEN_DIRECTORIES = ("/workspace", "/tmp")
+"""What a key reads that may only read."""
 MOST_LISTED = 10_000
 """Entries of a directory in one JSON document; JSON lines have no such bound."""
 LINES = "application/x-ndjson"
@@ -48,7 +50,9 @@ async def get(call: Call, kind: Kind) -> Response:
     A directory is one JSON document, or JSON lines for ``Accept: application/x-ndjson``, and for the command line.
     """
     place, path = await _place(call, kind, "get")
-    file = await service_of(call).open_file(place, path)
+    # Whoever may not run commands reads no Secret either: values are in /run/secrets and in processes' environments.
+    within = () if call.principal.may(kind.plural, "write") else OPEN_DIRECTORIES
+    file = await service_of(call).open_file(place, path, within=within)
     if file.is_directory:
         if LINES in call.request.headers.get("accept", ""):
             return _FileResponse(file, _listed_lines(file), {}, LINES)

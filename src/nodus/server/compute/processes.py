@@ -191,10 +191,16 @@ class Processes(Protocol):
         """Ask for its end, and enforce it after a while; one that ended stays as it is."""
         ...
 
-    async def open_file(self, member: str, path: str) -> OpenFile:
+    async def open_file(self, member: str, path: str, *, within: Sequence[str] = ()) -> OpenFile:
         """Open a file or directory with the member's own rights.
 
+        Args:
+            member: The member.
+            path: Absolute path inside of it.
+            within: Directories that it must be below, links followed; empty for anywhere.
+
         Raises:
+            Forbidden: It is below none of these.
             NotFound: There is none.
             Invalid: It is no file, or may not be read.
             SandboxNotRunning: The member doesn't run.

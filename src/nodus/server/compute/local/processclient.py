@@ -13,7 +13,7 @@ import contextlib
 import json
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,9 @@ class LocalProcesses:
         """Ask for a process's end, and enforce it after a while."""
         await self._tell(member, {"op": "stop", "id": key, "reason": reason, "graceSeconds": grace_s})
 
-    async def open_file(self, member: str, path: str) -> OpenFile:
+    async def open_file(self, member: str, path: str, *, within: Sequence[str] = ()) -> OpenFile:
         """Open a file or directory; see the protocol for the errors."""
-        return await SandboxFile.open(self._ask_with_pipes, member, path)
+        return await SandboxFile.open(self._ask_with_pipes, member, path, within)
 
     async def put_file(
         self, member: str, path: str, content: AsyncIterator[bytes], *, mode: int | None = None,

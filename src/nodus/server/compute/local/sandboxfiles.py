@@ -11,11 +11,12 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from nodus.core.errors import (
     FileTooLarge,
+    Forbidden,
     Invalid,
     NodusError,
     NotFound,
@@ -57,13 +58,13 @@ class SandboxFile:
         self._data = data
 
     @classmethod
-    async def open(cls, ask: Ask, member: str, path: str) -> SandboxFile:
+    async def open(cls, ask: Ask, member: str, path: str, within: Sequence[str] = ()) -> SandboxFile:
         """Open a path; see the protocol for the errors."""
         data, inner_data = _Reader.pipe()
         result, inner_result = _Reader.pipe()
         try:
             try:
-                await ask(member, {"do": "get", "path": path}, (inner_data, inner_result))
+                await ask(member, {"do": "get", "path": path, "within": list(within)}, (inner_data, inner_result))
             finally:
                 os.close(inner_data)
                 os.close(inner_result)
@@ -114,8 +115,10 @@ async def put(ask: Ask, member: str, request: dict[str, Any], content: AsyncIter
         request: ``path``, ``mode``, ``expectedSHA256`` and ``limit``.
         content: The bytes.
     """
-    inner_data, data = os.pipe()
+    # The result first: of a server that is killed, the kernel closes descriptors from the lowest on. So the process
+    # inside never sees the data end before it can see that nobody waits for the result.
     result, inner_result = _Reader.pipe()
+    inner_data, data = os.pipe()
     try:
         try:
             os.set_blocking(data, False)
@@ -255,6 +258,12 @@ def _error(word: str, message: str, path: str) -> NodusError:
             return FileTooLarge(f"{shown}: {message}")
         case "NoSpace":
             return FileTooLarge(f"{shown}: there is no room for it", fix="Delete files in the sandbox.")
+        case "Elsewhere":
+            return Forbidden(
+                f"{shown} can't be read with this key: {message}",
+                fix="Use a key that may run commands in the sandbox: with the scope sandboxes:write.",
+                details={"missingScope": "sandboxes:write"},
+            )
         case "Denied":
             return Invalid(f"{shown}: {message}", fix="In the sandbox, /workspace and /tmp can be written.")
         case "NotEmpty":
