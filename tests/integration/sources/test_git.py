@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodus.server.sources.git import _explain as explain_git
 from tests.integration.sources.conftest import FileServer, Import
 
 
@@ -160,3 +161,19 @@ def test_other_protocols_hooks_and_addresses_are_refused(
 def test_redirects_are_not_followed(server: FileServer, run_import: Import) -> None:
     server.redirects["/acme.git/info/refs"] = "http://169.254.169.254/"
     assert run_import(git=source(server))["reason"] == "SourceAddressRefused"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "transient"),
+    [
+        ("unable to access 'https://h:4040/redirect.git/': Failed to connect port 4040", "SourceUnavailable", True),
+        (f"remote error: upload-pack: not our ref 403f{'0' * 36}", "SourceUnavailable", True),
+        ("unable to access 'https://h/x.git/': The requested URL returned error: 403", "SourceAccessDenied", False),
+        ("Authentication failed for 'https://h/x.git/'", "SourceAccessDenied", False),
+        ("repository 'https://h/x.git/' not found", "SourceNotFound", False),
+        ("unable to access 'https://h/x.git/': The requested URL returned error: 302", "SourceAddressRefused", False),
+    ],
+)
+def test_names_are_not_taken_for_reasons(said: str, reason: str, transient: bool) -> None:
+    failure = explain_git("https://h/x.git", f"fatal: {said}")
+    assert (failure.reason, failure.transient) == (reason, transient)

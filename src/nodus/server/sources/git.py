@@ -21,6 +21,7 @@ from nodus.server.sources.base import Collector, Fetched, ImportFailed, Order, c
 from nodus.server.sources.guard import AddressRefused, Guard
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_NAMES = re.compile(r"'?https?://\S+|\b[0-9a-f]{40}\b|\bport \d+")
 _SYMLINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _REPOSITORY, _PINNED = "repository", "commit"
@@ -279,7 +280,8 @@ def _explain(label: str, said: str) -> ImportFailed:
     """Turn git's complaint into a reason, a message and a fix."""
     lines = [line.removeprefix("fatal: ").removeprefix("error: ").strip() for line in said.splitlines()]
     last = next((line for line in reversed(lines) if line), "git failed")[:300]
-    low = said.lower()
+    # What the source is called is no part of what went wrong: an address or a commit may well have a 404 in it.
+    low = _NAMES.sub(" ", said).lower()
     if "authentication failed" in low or "could not read username" in low or "403" in low or "401" in low:
         return ImportFailed(
             "SourceAccessDenied",
