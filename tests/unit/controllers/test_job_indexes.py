@@ -98,6 +98,18 @@ def test_job_succeeds_when_every_index_has(decide: Decide) -> None:
     assert JOB.status_model.model_validate(outcome.status)
 
 
+@pytest.mark.parametrize("state", ["Running", "Cancelled"])
+def test_what_ends_a_job_from_outside_has_no_exit_code_of_an_index(decide: Decide, state: str) -> None:
+    tried = {**FAILED, "timings": {"finishedTime": rfc3339(NOW)}}
+    status = decide(
+        {0: [tried, tried], 1: [DONE]}, completions=2, backoffLimit=9, timeout="1m", state=state,
+        status={"phase": "Running", "startTime": rfc3339(NOW - timedelta(minutes=2))},
+    ).status  # fmt: skip
+    assert status is not None
+    assert status["reason"] == ("Cancelled" if state == "Cancelled" else "DeadlineExceeded")
+    assert "exitCode" not in status
+
+
 def test_job_with_indexes_left_keeps_running_between_them(decide: Decide) -> None:
     for attempts in ({0: [DONE]}, {0: [DONE], 1: [{"phase": "Pending"}]}):
         status = decide(attempts, completions=3, parallelism=1).status

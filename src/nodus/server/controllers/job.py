@@ -451,11 +451,14 @@ def _end(
         phase: Succeeded, Failed or Cancelled.
         reason: Why.
         message: For people.
-        decisive: The index whose newest attempt's exit code and advice are the Job's; the last one when None.
+        decisive: The index whose newest attempt's exit code and advice are the Job's. None where none of several is:
+            an index that succeeded does not say how the Job failed.
     """
     status = {**_status(ctx), "phase": phase, "completionTime": rfc3339(now)}
     status["cost"]["final"] = True
-    last = (decisive or ctx.slots[-1]).last
+    if decisive is None and (phase == "Succeeded" or not jobslots.is_indexed(ctx.spec)):
+        decisive = ctx.slots[-1]
+    last = decisive.last if decisive is not None else None
     if last is not None:
         status |= {name: last.status[name] for name in _COPIED if name in last.status and phase != "Succeeded"}
         if "exitCode" in last.status:
