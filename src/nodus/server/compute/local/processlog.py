@@ -17,7 +17,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,16 +108,39 @@ def read_output(directory: Path, after: int, *, limit_bytes: int = 1 << 20) -> l
         if size >= limit_bytes:
             break
     # After the data: see ProcessLog.write.
-    return list(_split(pieces, *_switches(directory))) if pieces else []
+    return list(_split(pieces, *_switches(directory, pieces[0].offset, pieces[-1].end))) if pieces else []
 
 
-def _switches(directory: Path) -> tuple[list[int], list[int]]:
+def _switches(directory: Path, start: int, end: int) -> tuple[list[int], list[int]]:
+    """Return where the stream changes within a stretch of the output, and what it is at its start.
+
+    Looks at no more of the file than that: a process may have it grow to megabytes, and each new line is a read.
+    """
     try:
-        data = (directory / "streams").read_bytes()
+        fd = os.open(directory / "streams", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return [], []
-    records = list(_SWITCH.iter_unpack(data[: len(data) // _SWITCH.size * _SWITCH.size]))
+    with open(fd, "rb", buffering=0) as file:
+        count = os.fstat(fd).st_size // _SWITCH.size
+        offsets = _Offsets(fd, count)
+        first = max(0, bisect.bisect_right(offsets, start) - 1)
+        last = bisect.bisect_left(offsets, end, lo=first)
+        file.seek(first * _SWITCH.size)
+        records = list(_SWITCH.iter_unpack(file.read((last - first) * _SWITCH.size)))
     return [offset for offset, _ in records], [stream for _, stream in records]
+
+
+class _Offsets(Sequence[int]):
+    """The offsets in a file of switches, each read when it is looked at."""
+
+    def __init__(self, fd: int, count: int) -> None:
+        self._fd, self._count = fd, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return _SWITCH.unpack(os.pread(self._fd, _SWITCH.size, index * _SWITCH.size))[0]
 
 
 def _split(pieces: Iterable[logstore.Piece], offsets: list[int], streams: list[int]) -> Iterator[Written]:
