@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nodus.core.errors import Invalid
 from nodus.server.controllers import workingcopies
 from nodus.server.store.blobs import BlobStore
 from nodus.server.store.volumes import FileEntry
@@ -82,3 +83,16 @@ def test_links_that_the_command_planted_lead_nowhere(copy: Path, blobs: BlobStor
             workingcopies.bring_up(copy, now, [], blobs)
         assert (outside / "run.sh").exists()
     assert (outside / "victim").read_text() == "untouched"
+
+
+def test_files_that_no_volume_holds_are_refused(copy: Path, blobs: BlobStore) -> None:
+    odd = Path(os.fsdecode(os.fsencode(copy) + b"/\xff"))
+    for path in (odd, copy / "a\nb"):
+        path.touch()
+        with pytest.raises(Invalid, match="can't be the path"):
+            list(workingcopies.tree(copy, blobs))
+        path.unlink()
+    deep = copy / "/".join("d" * 300)
+    deep.mkdir(parents=True)
+    with pytest.raises(Invalid, match="deep"):
+        list(workingcopies.tree(copy, blobs))

@@ -199,7 +199,11 @@ def json_type(value: Any) -> str:
 
 def json_bytes(value: Any) -> bytes:
     """Encode a response body."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        # A lone surrogate, which came in as an escape: so it goes out, and spoils no list that it is in.
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def json_response(

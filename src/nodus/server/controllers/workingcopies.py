@@ -16,14 +16,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodus.core.errors import Invalid
 from nodus.server.compute.local.sandbox import host_owner
 from nodus.server.files import replace_file
 from nodus.server.store.volumes import FileEntry
+from nodus.server.uploads import path_problem
 
 if TYPE_CHECKING:
     from nodus.server.store.blobs import BlobStore
 
 EXECUTABLE = 0o100
+DEEPEST = 250
+"""Directories in each other; a command can nest more than any walk goes through."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -54,8 +58,14 @@ def give(path: Path) -> None:
 
 
 def tree(directory: Path, blobs: BlobStore) -> Iterator[FileEntry]:
-    """Store the plain files below a directory as blobs; links and special files are left out."""
+    """Store the plain files below a directory as blobs; links and special files are left out.
+
+    Raises:
+        Invalid: A file has a name that none in a Volume can have, or directories are nested deeper than a path is long.
+    """
     for parent, names, files, fd in os.fwalk(directory, follow_symlinks=False):
+        if Path(parent).relative_to(directory).as_posix().count("/") > DEEPEST:
+            raise Invalid(f"the run nested directories more than {DEEPEST} deep in a volume", fix="Nest them less.")
         names.sort()
         for name in sorted(files):
             try:
@@ -65,11 +75,19 @@ def tree(directory: Path, blobs: BlobStore) -> Iterator[FileEntry]:
             try:
                 info = os.fstat(opened)
                 if stat.S_ISREG(info.st_mode):
-                    sha256 = blobs.put_file(Path(f"/proc/self/fd/{opened}"))
                     path = Path(parent, name).relative_to(directory).as_posix()
+                    _check_name(path)
+                    sha256 = blobs.put_file(Path(f"/proc/self/fd/{opened}"))
                     yield FileEntry(path, sha256, info.st_size, 0o755 if info.st_mode & EXECUTABLE else 0o644)
             finally:
                 os.close(opened)
+
+
+def _check_name(path: str) -> None:
+    """Refuse what an upload would be refused for."""
+    shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+    if (why := path_problem(shown) if shown == path else "it is not UTF-8") is not None:
+        raise Invalid(f"{shown[:120]!r} can't be the path of a file in a volume: {why}", fix="Give it another name.")
 
 
 def merge(base: Sequence[FileEntry], changed: Sequence[FileEntry], newest: Sequence[FileEntry]) -> list[FileEntry]:

@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,8 @@ from nodus.server.compute.local.usage import tree_usage
 from nodus.server.compute.local.zygote import Zygote
 
 log = logging.getLogger(__name__)
+
+_SAID_LIMITS = {"reason": 100, "message": 8192, "fix": 1024}
 
 FOLLOW_INTERVAL_S = 0.2
 RELEASE_TIMEOUT_S = 10.0
@@ -259,7 +260,7 @@ class LocalBackend:
 
     async def release_state(self, job_uid: str) -> None:
         """Delete the state that a Job kept over its attempts."""
-        await asyncio.to_thread(shutil.rmtree, self.state_directory(job_uid).parent, ignore_errors=True)
+        await asyncio.to_thread(_remove, self.state_directory(job_uid).parent)
 
     async def workspaces(self) -> list[str]:
         """Return the uids of the Sandboxes that have files here."""
@@ -335,7 +336,7 @@ def _to_state(key: str, status: dict[str, Any], *, lost: bool = False) -> Member
     if lost:
         message = "its supervisor ended without a word; the processes of the run are gone"
         return MemberState(key, "Lost", reason="AttemptLost", message=message, times=times, isolation=isolation)
-    said = status.get("termination") or {}
+    said = _said(status.get("termination") or {})
     reason, code = status.get("reason"), status.get("exitCode")
     # What the command says of its failure counts only when it failed by itself.
     own = said if code and reason is None else {}
@@ -347,8 +348,18 @@ def _to_state(key: str, status: dict[str, Any], *, lost: bool = False) -> Member
         reason=own.get("reason") or reason,
         message=own.get("message") or status.get("message"),
         fix=own.get("fix") or status.get("fix"),
-        retryable=own["retryable"] if isinstance(own.get("retryable"), bool) else status.get("retryable"),
+        retryable=own.get("retryable", status.get("retryable")),
         times=times,
         peak_memory_bytes=status.get("peakMemoryBytes"),
         isolation=isolation,
     )
+
+
+def _said(termination: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command says of its end, as far as it is what it should be: it may have written anything."""
+    found: dict[str, Any] = {
+        name: termination[name][:limit].encode(errors="replace").decode()
+        for name, limit in _SAID_LIMITS.items()
+        if isinstance(termination.get(name), str)
+    }
+    return found | ({"retryable": termination["retryable"]} if isinstance(termination.get("retryable"), bool) else {})

@@ -18,6 +18,8 @@ from nodus.server.compute.local.attemptdir import AttemptDir
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 30
+MAX_DEPTH, MAX_PATH_BYTES = 100, 4096
+"""Of directories below an output's path: a command can nest them deeper than any walk goes, and than any path is."""
 
 PutFile = Callable[[Path], tuple[str, int]]
 """Stores a file's content; returns its sha256 (64 hex digits) and its size in bytes."""
@@ -33,7 +35,7 @@ def collect(attempt: AttemptDir, rules: Sequence[OutputRule], put: PutFile) -> l
     """Store the files that the rules name, by name; a rule that finds nothing gives nothing.
 
     Raises:
-        OutputsTooLarge: When there are more than 10,000 files or 256 GiB.
+        OutputsTooLarge: When there are more than 10,000 files or 256 GiB, or they are nested too deeply.
         OSError: When the blob store can't take them.
     """
     spec = attempt.read_spec() or {}
@@ -91,9 +93,14 @@ def _files(attempt: AttemptDir, spec: dict[str, Any], rule: OutputRule) -> Itera
 
 def _walk(top: int, rule: OutputRule) -> Iterator[tuple[str, str, int]]:
     for directory, names, files, fd in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+        if directory.count("/") > MAX_DEPTH or len(os.fsencode(directory)) > MAX_PATH_BYTES - 256:
+            raise OutputsTooLarge(
+                f"the run nested directories more than {MAX_DEPTH} deep below {rule.path}",
+                fix="Write files closer to the output path.",
+            )
         names.sort()
         for name in sorted(files):
-            below = str(PurePosixPath(directory, name))
+            below = shown_name(str(PurePosixPath(directory, name)))
             opened = _open(name, os.O_RDONLY, fd)
             if opened is None:
                 continue
@@ -101,6 +108,11 @@ def _walk(top: int, rule: OutputRule) -> Iterator[tuple[str, str, int]]:
                 os.close(opened)
                 continue
             yield str(PurePosixPath(rule.name, below)), str(PurePosixPath(rule.path, below)), opened
+
+
+def shown_name(name: str) -> str:
+    """Return a file's name as JSON and clients hold it; bytes that are no UTF-8 are shown escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _open_beneath(root: Path, parts: tuple[str, ...]) -> int | None:
