@@ -6,6 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
 
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and no spaces, the same for equal values.
@@ -13,7 +15,7 @@ def canonical_json(value: Any) -> str:
     Raises:
         ValueError: For NaN and infinities, which JSON lacks.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _canonical(value)
 
 
 def sha256_hex(data: bytes) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
-import uuid
+import time
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
 def new_uid() -> str:
-    """Return a random UUID as text."""
-    return str(uuid.uuid4())
+    """Return a UUID that begins with the time (version 7): rows made one after another stand together in an index."""
+    value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
+    text = f"{value & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def new_id(prefix: str) -> str:

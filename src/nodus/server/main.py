@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -90,6 +91,7 @@ def run(options: UpOptions, on_ready: Ready | None = None, log_file: Path | None
             api_key=api_key,
         )
         _runner()(_serve(services, listening, started, begun, on_ready))
+        logs.access_log.flush()
         return started
 
 
@@ -139,11 +141,23 @@ async def _serve(
     await _until_listening(server, serving)
     datadir.write_info(settings.data_dir, datadir.ServerInfo(started.url, started.pid, rfc3339(services.clock.now())))
     async with bootstrap.background(services):
+        _settle()
         log.info("ready", extra={"url": started.url, "seconds": round(time.monotonic() - begun, 2)})
         if on_ready is not None:
             on_ready(started)
         await serving
     (settings.data_dir / datadir.SERVER_FILE).unlink(missing_ok=True)
+
+
+def _settle() -> None:
+    """Spare the garbage collector what stays for good (modules, kinds), and let it look less often at the rest.
+
+    As Python sets it, it looks several times during each request, and now and then at everything: that takes a tenth of
+    the server's time and stops it for tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 async def _until_listening(server: _Server, serving: asyncio.Task[None]) -> None:

@@ -14,6 +14,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self.requests = Counter(
             "nodus_http_requests_total",
             "HTTP requests by route, method and status.",
@@ -27,9 +28,22 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30),
             registry=self.registry,
         )
-        self.in_flight = Gauge("nodus_http_requests_in_flight", "Requests being answered now.", registry=self.registry)
+        self.in_flight = 0
+        """Requests being answered now."""
+        Gauge("nodus_http_requests_in_flight", "Requests being answered now.", registry=self.registry).set_function(
+            lambda: self.in_flight
+        )
         self.watches = Gauge("nodus_watches", "Open watch streams.", registry=self.registry)
         self.objects = Gauge("nodus_objects", "Stored objects by kind.", ["kind"], registry=self.registry)
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request; its series are looked up once, which costs more than counting does."""
+        found = self._series.get((route, method, status))
+        if found is None:
+            found = self.requests.labels(route, method, str(status)), self.duration_s.labels(route, method)
+            self._series[route, method, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def render(self, objects: Mapping[str, int] | None = None) -> bytes:
         """The text form that Prometheus scrapes.

@@ -49,6 +49,7 @@ class Signer:
         if not keys or any(len(key) < _KEY_BYTES for key in keys.values()):
             raise KeyringError("the key file holds no usable key (32 bytes each)")
         self._keys = dict(keys)
+        self._subkeys: dict[tuple[str, int], bytes] = {}
         self.current = max(self._keys)
         self.made = made
 
@@ -99,7 +100,11 @@ class Signer:
         return Signer({self.current: self._keys[self.current]}, self.made)
 
     def _subkey(self, purpose: str, version: int) -> bytes:
-        return hmac.new(self._keys[version], f"nodus/{purpose}".encode(), hashlib.sha256).digest()
+        found = self._subkeys.get((purpose, version))
+        if found is None:
+            found = hmac.digest(self._keys[version], f"nodus/{purpose}".encode(), "sha256")
+            self._subkeys[purpose, version] = found
+        return found
 
     def _version(self, shown: str) -> int | None:
         """The master key that a stranger's text names. Compared as text: reading it as a number may fail."""
@@ -116,11 +121,11 @@ class Signer:
         return [KeyHash(v, self._hash(key, v)) for v in sorted(self._keys, reverse=True)]
 
     def _hash(self, key: str, version: int) -> str:
-        return hmac.new(self._subkey("api-key", version), key.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(self._subkey("api-key", version), key.encode(), "sha256").hex()
 
     def request_hash(self, request: bytes) -> str:
         """What an idempotency record keeps of a request: keyed, so that a secret in it can't be guessed."""
-        return "hmac:" + hmac.new(self._subkey("request", self.current), request, hashlib.sha256).hexdigest()
+        return "hmac:" + hmac.digest(self._subkey("request", self.current), request, "sha256").hex()
 
     # Logins ---------------------------------------------------------------------------------------------------
 

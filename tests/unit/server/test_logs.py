@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import logging
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
-from nodus.server.logs import JSONFormatter, request_id_var, run_var
+from nodus.server.logs import AccessLog, JSONFormatter, request_id_var, run_var
+from nodus.testing.eventually import eventually
 
 
 def render(**changes: object) -> dict[str, object]:
@@ -55,6 +59,40 @@ for number in range(100):
     logging.getLogger("x").info("line %d", number)
 os.write(2, b"a crash's last words\\n")
 """
+
+
+async def test_requests_are_logged_some_at_a_time() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JSONFormatter())
+    log = AccessLog()
+    log.attach(handler)
+    for number in range(3):
+        log.note("GET", f"/\u2028{number}\n", 200, 1.5, "ada", f"req_{number}")
+    assert stream.getvalue() == ""
+    await asyncio.to_thread(eventually, stream.getvalue)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["requestId"] for line in lines] == ["req_0", "req_1", "req_2"]
+    assert {key: lines[0][key] for key in lines[0] if key != "time"} == {
+        "level": "info", "logger": "nodus.access", "message": "GET /\u20280\n 200", "requestId": "req_0",
+        "status": 200, "ms": 1.5, "user": "ada",
+    }  # fmt: skip
+    moment = datetime.fromisoformat(lines[0]["time"])
+    assert abs((datetime.now(UTC) - moment).total_seconds()) < 60
+
+
+async def test_many_requests_are_logged_at_once_and_all_at_the_end() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JSONFormatter())
+    log = AccessLog()
+    log.attach(handler)
+    for number in range(100):
+        log.note("GET", "/", 200, 1.5, None, f"req_{number}")
+    written = len(stream.getvalue().splitlines())
+    assert 0 < written < 100
+    log.flush()
+    assert len(stream.getvalue().splitlines()) == 100
 
 
 def test_file_is_bounded_private_and_takes_the_process_output(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -80,10 +81,12 @@ async def _no_socket(scope: Scope, receive: Receive, send: Send) -> None:
 def _routes(services: Services) -> list[Route]:
     if "api" not in services.settings.roles:
         return [_public(services, operation) for operation in HEALTH]
-    found = [
+    rest = [
         (_public if operation.public else _authenticated)(services, operation) for operation in (*HEALTH, *OPERATIONS)
     ]
     namespaced, org = "/apis/nodus.dev/{version}/namespaces/{project}/{plural}", "/apis/nodus.dev/{version}/{plural}"
+    found: list[Route] = []
+    # These first: they are asked for most, and routes are tried one by one.
     for path, handler in (
         (namespaced, resources.collection),
         (namespaced + "/{name}", resources.item),
@@ -93,15 +96,14 @@ def _routes(services: Services) -> list[Route]:
         (org + "/{name}/{sub:path}", subresource),
     ):
         found.append(_authenticated(services, Operation(path, handler, _ALL)))
-    return found
+    return found + rest
 
 
 _ALL = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def _authenticated(services: Services, operation: Operation) -> Route:
-    async def endpoint(request: Request) -> Response:
-        request.scope["state"]["route"] = operation.path
+    async def answer(request: Request) -> Response:
         principal = await authenticate(request, services)
         params = dict(request.path_params)
         if "project" in params:
@@ -113,15 +115,29 @@ def _authenticated(services: Services, operation: Operation) -> Route:
         await auditing.note_request(call, response)
         return response
 
-    return Route(operation.path, endpoint, methods=list(operation.methods))
+    return Route(operation.path, _Endpoint(operation, answer), methods=list(operation.methods))
 
 
 def _public(services: Services, operation: Operation) -> Route:
-    async def endpoint(request: Request) -> Response:
-        request.scope["state"]["route"] = operation.path
-        return await operation.handler(request, services)
+    async def answer(request: Request) -> Response:
+        response: Response = await operation.handler(request, services)
+        return response
 
-    return Route(operation.path, endpoint, methods=list(operation.methods))
+    return Route(operation.path, _Endpoint(operation, answer), methods=list(operation.methods))
+
+
+class _Endpoint:
+    """A route's end as ASGI. A plain function would do too, inside two handlers of errors that have none to handle."""
+
+    def __init__(self, operation: Operation, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._path = operation.path
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        scope["state"]["route"] = self._path
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 # Single routes ------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ async def _authenticate_key(token: str, services: Services) -> Principal:
             "the API key is not known here; it may have been revoked",
             fix="Log in again with `nodus login`, or check NODUS_API_KEY.",
         )
-    obj, record, owner = found
+    obj, record, principal = found
     now = services.clock.now()
     if record.expired(now):
         raise Unauthorized(f"the API key {obj.name} has expired", fix="Create another with `nodus create apikey`.")
@@ -94,10 +94,10 @@ async def _authenticate_key(token: str, services: Services) -> Principal:
             await services.store.write(keys.used, obj.uid)
             if stale:  # shown for the first time since the master key was rotated
                 await services.store.write(keys.rehash, obj.uid, candidates[0].digest, candidates[0].key_version)
-    return _principal(obj, record, owner)
+    return principal
 
 
-def _find_key(conn: Connection, digests: tuple[str, ...]) -> tuple[Object, keys.KeyRecord, Object] | None:
+def _find_key(conn: Connection, digests: tuple[str, ...]) -> tuple[Object, keys.KeyRecord, Principal] | None:
     """The key with one of these HMACs, and whose it is.
 
     The index compares HMACs, so the time it takes says nothing about a key.
@@ -114,7 +114,7 @@ def _find_key(conn: Connection, digests: tuple[str, ...]) -> tuple[Object, keys.
     attempt = obj.spec.get("attempt")
     if attempt is not None and not _is_going(objects.find(conn, ATTEMPT, owner.project, str(attempt)), obj):
         return None
-    return obj, record, owner
+    return obj, record, _principal(obj, record, owner)
 
 
 def _is_going(attempt: Object | None, key: Object) -> bool:

@@ -47,6 +47,8 @@ class Call:
         Raises:
             BadRequest: it holds a NUL character, which no store takes.
         """
+        if not self.request.scope["query_string"]:
+            return None
         value = self.request.query_params.get(name)
         if value and "\x00" in value:
             raise BadRequest(f"the query parameter {name} holds a NUL character")

@@ -113,12 +113,12 @@ def _admit_and_store(conn: Connection, call: Call, draft: Draft) -> tuple[int, d
     draft.reply_status.clear()  # a retried transaction starts anew
     admit_draft(conn, call.services, draft)
     _check_if_match(conn, call, draft)
-    obj = _find_same(conn, call.services, draft)
-    status = 200 if obj is not None else 201
     call.audited = True
-    if obj is None:
-        obj = _store_new(conn, call.services, draft)
+    obj, status = _store_new(conn, call.services, draft), 201
+    if obj is not None:
         auditing.note(conn, call, "create", draft.kind, obj)
+    else:
+        obj, status = _find_same(conn, call.services, draft), 200
     wire = present(conn, draft.kind, obj)
     return status, merge_patch(wire, {"status": draft.reply_status}) if draft.reply_status else wire
 
@@ -136,13 +136,9 @@ def _check_if_match(conn: Connection, call: Call, draft: Draft) -> None:
         )
 
 
-def _find_same(conn: Connection, services: Services, draft: Draft) -> Object | None:
-    """The stored object when this create repeats the one that made it."""
-    if not draft.name:
-        return None
-    there = objects.find(conn, draft.kind, draft.project, draft.name)
-    if there is None:
-        return None
+def _find_same(conn: Connection, services: Services, draft: Draft) -> Object:
+    """The stored object, when this create repeats the one that made it."""
+    there = objects.get(conn, draft.kind, draft.project, str(draft.name))
     repeats = _seen(draft, there) and admission_of(draft.kind).repeats(conn, services, draft, there)
     if there.deleted_at is not None or not repeats:
         raise _already_exists(draft, there)
@@ -180,17 +176,23 @@ def _seen(draft: Draft, there: Object) -> bool:
     return draft.actor is None or project_filter(draft.actor, draft.kind)(there)
 
 
-def _store_new(conn: Connection, services: Services, draft: Draft) -> Object:
+def _store_new(conn: Connection, services: Services, draft: Draft) -> Object | None:
+    """Store an object; None when its name is taken, which storing finds out for nothing."""
     admission = admission_of(draft.kind)
-    for _ in range(8):
+    for tries_left in reversed(range(8)):
         name = draft.name or generated_name(draft.generate_name or "")
-        if draft.name or objects.find(conn, draft.kind, draft.project, name) is None:
+        try:
+            obj = objects.create(
+                conn, draft.kind, draft.project, name, admission.storable(draft.spec), labels=draft.labels,
+                annotations=draft.annotations, finalizers=draft.finalizers, status=draft.status, owner=draft.owner,
+                owner_references=draft.owner_references,
+            )  # fmt: skip
             break
-    obj = objects.create(
-        conn, draft.kind, draft.project, name, admission.storable(draft.spec), labels=draft.labels,
-        annotations=draft.annotations, finalizers=draft.finalizers, status=draft.status, owner=draft.owner,
-        owner_references=draft.owner_references,
-    )  # fmt: skip
+        except AlreadyExists:
+            if draft.name:
+                return None
+            if not tries_left:
+                raise
     admission.stored(conn, services, draft, obj)
     return objects.current(conn, obj)
 

@@ -44,7 +44,7 @@ def key_of(call: Call, body: Any) -> Keyed | None:
         return None
     if not _KEY.fullmatch(key):
         raise BadRequest("Idempotency-Key must be 1 to 255 printable ASCII characters")
-    request = canonical_json([call.method, call.request.url.path, body]).encode()
+    request = canonical_json([call.method, call.request.scope["path"], body]).encode()
     return Keyed(call.principal.uid, key, call.services.signer.request_hash(request))
 
 

@@ -13,10 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nodus.core.errors import InternalError, MethodNotAllowed, NodusError, NotFound, class_for
 from nodus.core.ids import new_id
 from nodus.server.api.http import error_response
-from nodus.server.logs import request_id_var
+from nodus.server.logs import access_log, request_id_var
 from nodus.server.metrics import Metrics
 
-access_log = logging.getLogger("nodus.access")
 log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -46,7 +45,7 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        self.metrics.in_flight.inc()
+        self.metrics.in_flight += 1
         try:
             await self.app(scope, receive, send_with_id)
         except Exception as raised:
@@ -59,23 +58,17 @@ class RequestMiddleware:
             headers = getattr(raised, "headers", None)
             await error_response(error, request_id, headers)(scope, receive, send_with_id)
         finally:
-            self.metrics.in_flight.dec()
+            self.metrics.in_flight -= 1
             self._record(scope, status, time.perf_counter() - started)
             request_id_var.reset(token)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = _route_name(scope)
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-        self.metrics.requests.labels(route, method, str(status)).inc()
-        self.metrics.duration_s.labels(route, method).observe(seconds)
+        self.metrics.answered(route, method, status, seconds)
         state: dict[str, Any] = scope.get("state", {})
-        access_log.info(
-            "%s %s %s",
-            scope["method"],
-            scope["path"],
-            status,
-            extra={"status": status, "ms": round(seconds * 1000, 1), "user": state.get("user")},
-        )
+        ms, request_id = round(seconds * 1000, 1), state.get("request_id")
+        access_log.note(scope["method"], scope["path"], status, ms, state.get("user"), request_id)
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -156,10 +156,12 @@ class Admission(Generic[M]):
     def prepare(self, draft: Draft) -> M | None:
         """Decode ``draft.spec``, note every mistake, fill :attr:`defaults`, and set ``draft.model``."""
         draft.model, pruned = decode_all(self.kind, draft.spec, draft.causes)
-        if draft.model is not None:
-            for name, value in self.defaults.items():
-                draft.spec.setdefault(name, copy.deepcopy(value))
-                pruned.setdefault(name, copy.deepcopy(value))
+        missing = [name for name in self.defaults if name not in draft.spec or name not in pruned]
+        if draft.model is not None and missing:
+            pruned = dict(pruned)  # it may be the spec itself
+            for name in missing:
+                draft.spec.setdefault(name, copy.deepcopy(self.defaults[name]))
+                pruned.setdefault(name, copy.deepcopy(self.defaults[name]))
             draft.model = decode(self.kind.spec_model, pruned)[0]
         return cast("M | None", draft.model)
 
@@ -173,7 +175,7 @@ def decode_all(kind: Kind, spec: Any, causes: list[Cause]) -> tuple[Model | None
     model, found = decode(kind.spec_model, spec)
     causes.extend(found)
     if model is not None:
-        return model, copy.deepcopy(spec)
+        return model, spec
     pruned = copy.deepcopy(spec) if isinstance(spec, dict) else {}
     for _ in range(_PRUNE_ROUNDS):
         for cause in found:

@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, select
 
 from nodus.core.clock import rfc3339
 from nodus.core.errors import BadRequest
 from nodus.core.selectors import Requirement, matches_fields
+from nodus.server.store.appended import Appended
 from nodus.server.store.codec import clean, dumps, from_us, loads
 from nodus.server.store.context import now_us, org_of
-from nodus.server.store.prepared import Prepared
 from nodus.server.store.schema import audit
 
 RETAIN_S = 90 * 24 * 3600
 RETAIN_ROWS = 1_000_000
 MAX_FIELDS = 50
 # Nobody asks for the number it gets.
-_INSERT = Prepared(insert(audit).inline(), [column.key for column in audit.c if column.key != "seq"])
+_TRAIL = Appended(audit, [column.key for column in audit.c if column.key != "seq"])
 _COLUMNS = {
     "spec.user": audit.c.user,
     "spec.verb": audit.c.verb,
@@ -78,7 +78,7 @@ def record(conn: Connection, actor: Actor, verb: str, target: Target) -> None:
         "fields": dumps(list(target.fields)[:MAX_FIELDS]),
         "request_id": actor.request_id[:128],
     }
-    _INSERT.run(conn, row)
+    _TRAIL.add(conn, row)
 
 
 @dataclass(frozen=True, slots=True)

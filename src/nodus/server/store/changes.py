@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, cast
 
-from sqlalchemy import Connection, delete, func, select, text
+from sqlalchemy import Connection, bindparam, delete, func, select, text
 
 from nodus.core.errors import Expired
 from nodus.core.kinds import Kind
@@ -16,6 +16,7 @@ from nodus.server.store.codec import loads
 from nodus.server.store.context import now_us, org_of, rv_now
 from nodus.server.store.object import Object, from_image
 from nodus.server.store.portions import read_in_portions
+from nodus.server.store.prepared import Prepared
 from nodus.server.store.schema import changes
 
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -23,6 +24,15 @@ ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 RETAIN_S = 24 * 3600
 RETAIN_ROWS = 20_000
 _KNOWN_LIMIT = 10_000
+
+
+_AFTER = Prepared(
+    select(changes)
+    .where(changes.c.org == bindparam("org"), changes.c.rv > bindparam("after"))
+    .order_by(changes.c.rv)
+    .limit(bindparam("most"))
+)
+_HORIZON = Prepared(text("SELECT value FROM sequences WHERE name = 'pruned'"))
 
 
 @dataclass(frozen=True)
@@ -142,14 +152,16 @@ def read_after(
     newest = rv_now(conn)
     if rv < horizon(conn) or rv > newest:
         raise expired(rv)
-    query = select(changes).where(changes.c.org == org_of(conn), changes.c.rv > rv).order_by(changes.c.rv)
-    if kinds is not None:
-        query = query.where(changes.c.kind.in_(sorted(kinds)))
+    org = org_of(conn)
     found: list[Change] = []
     size = 0
 
     def read(last: Any, count: int) -> Sequence[Any]:
-        return conn.execute((query if last is None else query.where(changes.c.rv > last.rv)).limit(count)).all()
+        after = rv if last is None else last.rv
+        if kinds is None:
+            return _AFTER.all(conn, {"org": org, "after": after, "most": count})
+        query = select(changes).where(changes.c.org == org, changes.c.rv > after, changes.c.kind.in_(sorted(kinds)))
+        return conn.execute(query.order_by(changes.c.rv).limit(count)).all()
 
     # A change can be a megabyte, and a reader that is far behind shall not load hundreds of them.
     for row in read_in_portions(read, lambda row: len(row.image), most=limit):
@@ -185,7 +197,7 @@ def expired(rv: int) -> Expired:
 
 def horizon(conn: Connection) -> int:
     """Return the newest resourceVersion whose change was dropped; resuming works from it on."""
-    return int(conn.execute(text("SELECT value FROM sequences WHERE name = 'pruned'")).scalar_one())
+    return int(_HORIZON.scalar(conn, {}))
 
 
 def prune(conn: Connection, *, keep_s: float = RETAIN_S, keep_rows: int = RETAIN_ROWS, batch: int = 500) -> int:

@@ -7,7 +7,10 @@ import zlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import orjson
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -17,12 +20,20 @@ def dumps(value: Any) -> str:
     Raises:
         ValueError: for NaN and infinities, which JSON lacks.
     """
-    return _encode(value)
+    try:
+        found = orjson.dumps(value, option=_OPTIONS)
+    except TypeError:  # what orjson does not take: lone surrogates, keys that are numbers
+        return _encode(value)
+    # It writes NaN as null, and letters as they are; the standard library refuses the one and escapes the other.
+    return _encode(value) if b"null" in found or not found.isascii() else found.decode("ascii")
 
 
 def loads(text: str) -> Any:
     """Return the value that :func:`dumps` wrote."""
-    return json.loads(text)
+    try:
+        return orjson.loads(text)
+    except ValueError:  # half of a surrogate pair, which orjson refuses
+        return json.loads(text)
 
 
 def clean(text: str) -> str:

@@ -5,8 +5,9 @@ It travels in ``Connection.info``, so that every function of the store stays a p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from sqlalchemy import Connection, Table, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -14,6 +15,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from nodus.core.clock import Clock
 from nodus.server.store.codec import to_us
 from nodus.server.store.prepared import Prepared
+
+if TYPE_CHECKING:
+    from nodus.server.store.appended import Appended
 
 _INFO_KEY = "nodus"
 
@@ -44,6 +48,35 @@ class Context:
     """Counters as this transaction has moved them; they are written once, before its commit."""
     stored: dict[str, int] = field(default_factory=dict)
     """The same counters as the database has them."""
+    later: list[tuple[Appended, Mapping[str, Any]]] = field(default_factory=list)
+    """Rows to write before the commit."""
+    there: set[tuple[str, str, str]] = field(default_factory=set)
+    """Kind, project and name of objects that this transaction found and nobody can have deleted since."""
+
+    def begin(self) -> None:
+        """Forget the transaction before."""
+        self.changed = self.locked = False
+        self.numbers.clear()
+        self.later.clear()
+        self.there.clear()
+
+    def mark(self) -> Mark:
+        """Note where one of several functions begins."""
+        return Mark(self.changed, self.numbers.copy(), len(self.later))
+
+    def undo(self, mark: Mark) -> None:
+        """Forget what a function did that failed."""
+        self.changed, self.numbers = mark.changed, mark.numbers
+        del self.later[mark.later :]
+        self.there.clear()
+
+
+class Mark(NamedTuple):
+    """See :meth:`Context.mark`."""
+
+    changed: bool
+    numbers: dict[str, int]
+    later: int
 
 
 def attach(info: dict[str, object], shared: Shared) -> None:
@@ -53,7 +86,10 @@ def attach(info: dict[str, object], shared: Shared) -> None:
 
 def context(conn: Connection) -> Context:
     """Return the connection's context."""
-    return cast(Context, conn.info[_INFO_KEY])
+    found = conn.__dict__.get(_INFO_KEY)
+    if found is None:  # the way through the pool's record takes four times as long, and statements are short
+        found = conn.__dict__[_INFO_KEY] = conn.info[_INFO_KEY]
+    return cast(Context, found)
 
 
 def org_of(conn: Connection) -> str:
@@ -112,6 +148,11 @@ def next_number(conn: Connection, name: str, count: int = 1) -> int:
         value = ctx.stored[name] = int(_READ.scalar(conn, {"name": name}))
     ctx.numbers[name] = value + count
     return value + count
+
+
+def give_back_rv(conn: Connection) -> None:
+    """Give back the number taken last, under which nothing was written after all."""
+    context(conn).numbers["rv"] -= 1
 
 
 def write_numbers(conn: Connection) -> None:

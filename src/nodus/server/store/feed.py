@@ -185,6 +185,7 @@ class Feed:
                 return
             if reached == self._cursor:
                 return
+            whole = len(found) < _CHUNK and sum(change.size for change in found) < _CHUNK_BYTES
             with self._lock:
                 self._recent.extend(found)
                 self._recent_bytes += sum(change.size for change in found)
@@ -192,6 +193,8 @@ class Feed:
                 if len(self._recent) > 2 * _KEEP or self._recent_bytes > 2 * _KEEP_BYTES:
                     self._trim()
             self._wake_all()
+            if whole:
+                return  # a later commit has woken this thread again
 
     def _trim(self) -> None:
         """Drop the oldest until what is kept is small enough again."""

@@ -18,7 +18,7 @@ from nodus.core.kinds import Kind
 from nodus.server.store import leases, rows
 from nodus.server.store.cascade import Propagation, delete, release_if_free
 from nodus.server.store.codec import from_us
-from nodus.server.store.context import lock_objects, now_us, org_of, rv_now
+from nodus.server.store.context import context, lock_objects, now_us, org_of, rv_now
 from nodus.server.store.listing import Page, list_
 from nodus.server.store.object import Object, from_row, owner_reference
 from nodus.server.store.prepared import Prepared
@@ -114,8 +114,15 @@ def find(conn: Connection, kind: Kind, project: str | None, name: str) -> Object
 
 def exists(conn: Connection, kind: Kind, project: str | None, name: str) -> bool:
     """Tell whether there is an object of that name."""
-    key = {"org": org_of(conn), "kind": kind.name, "project": _project(kind, project), "name": name}
-    return _IS_THERE.scalar(conn, key) is not None
+    ctx = context(conn)
+    known = (kind.name, _project(kind, project), name)
+    if known in ctx.there:
+        return True
+    key = {"org": ctx.shared.org, "kind": known[0], "project": known[1], "name": name}
+    found = _IS_THERE.scalar(conn, key) is not None
+    if found and ctx.locked:
+        ctx.there.add(known)
+    return found
 
 
 def get(conn: Connection, kind: Kind, project: str | None, name: str) -> Object:

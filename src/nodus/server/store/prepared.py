@@ -7,19 +7,28 @@ request is worth its own form:
     row = _FIND.first(conn, {"uid": uid})
 
 It runs in the connection's transaction, rows have the columns as attributes, and errors are SQLAlchemy's. What it can't
-do: lists of values (``IN`` with one parameter), values that are not given as ``bindparam``, and types that SQLAlchemy
-converts, such as JSON and dates.
+do: lists of values (``IN`` with one parameter), and types that SQLAlchemy converts, such as JSON and dates.
 """
 
 from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Connection, Executable
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
+
+
+class Form(NamedTuple):
+    """A statement in one database's terms."""
+
+    sql: str
+    order: tuple[str, ...] | None
+    """Names of the values in their order; None where the database takes them by name."""
+    constants: dict[str, Any]
+    """Values that the statement has of its own."""
 
 
 class Prepared:
@@ -35,7 +44,7 @@ class Prepared:
     def __init__(self, statement: Executable | Mapping[str, Executable], columns: Sequence[str] | None = None) -> None:
         self._statement = statement
         self._columns = columns
-        self._forms: dict[str, tuple[str, tuple[str, ...] | None]] = {}
+        self._forms: dict[str, Form] = {}
         self._row: Any = None
 
     def first(self, conn: Connection, values: Mapping[str, Any]) -> Any:
@@ -57,22 +66,23 @@ class Prepared:
         return int(self._run(conn, values).rowcount)
 
     def _run(self, conn: Connection, values: Mapping[str, Any]) -> Any:
-        form = self._forms.get(conn.dialect.name)
-        sql, order = form if form is not None else self._compile(conn.dialect)
-        driver: Any = conn.connection.dbapi_connection
-        given: Any = values if order is None else [values[name] for name in order]
-        try:
-            return driver.execute(sql, given)
-        except conn.dialect.loaded_dbapi.Error as error:
-            raise _wrapped(conn, driver, sql, given, error) from error
+        sql, order, constants = self.form(conn.dialect)
+        if constants:
+            values = {**constants, **values}
+        return run_sql(conn, sql, values if order is None else [values[name] for name in order])
 
-    def _compile(self, dialect: Dialect) -> tuple[str, tuple[str, ...] | None]:
+    def form(self, dialect: Dialect) -> Form:
+        """Return the statement as a database takes it."""
+        return self._forms.get(dialect.name) or self._compile(dialect)
+
+    def _compile(self, dialect: Dialect) -> Form:
         statement: Any = self._statement
         if isinstance(statement, Mapping):
             statement = statement[dialect.name]
         compiled = statement.compile(dialect=dialect, column_keys=self._columns)
         order = compiled.positiontup
-        form = (str(compiled), None if order is None else tuple(order))
+        constants = {name: value for name, value in compiled.params.items() if value is not None}
+        form = Form(str(compiled), None if order is None else tuple(order), constants)
         if self._row is None and (columns := getattr(statement, "selected_columns", None)) is not None:
             self._row = _row_of([column.key for column in columns])
         self._forms[dialect.name] = form
@@ -85,6 +95,19 @@ class Prepared:
 def _row_of(names: list[str]) -> Callable[[Sequence[Any]], Any]:
     made: Any = namedtuple("_Row", names)  # type: ignore[misc]  # the names come from the statement
     return cast("Callable[[Sequence[Any]], Any]", made._make)
+
+
+def run_sql(conn: Connection, sql: str, values: Any) -> Any:
+    """Run SQL in the driver's own form and return its cursor.
+
+    Raises:
+        DBAPIError: as SQLAlchemy has it.
+    """
+    driver: Any = conn.connection.dbapi_connection
+    try:
+        return driver.execute(sql, values)
+    except conn.dialect.loaded_dbapi.Error as error:
+        raise _wrapped(conn, driver, sql, values, error) from error
 
 
 def _wrapped(conn: Connection, driver: Any, sql: str, given: Any, error: BaseException) -> BaseException:

@@ -12,8 +12,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from nodus.core.errors import AlreadyExists, Conflict
 from nodus.core.kinds import KINDS
 from nodus.core.selectors import field_text
+from nodus.server.store.appended import Appended
 from nodus.server.store.codec import clean, dumps
-from nodus.server.store.context import next_rv, now_us, org_of
+from nodus.server.store.context import context, give_back_rv, next_rv, now_us, org_of
 from nodus.server.store.object import Object, image_of, to_columns
 from nodus.server.store.prepared import Prepared
 from nodus.server.store.schema import changes, object_fields, object_labels, object_owners, objects
@@ -32,19 +33,20 @@ _SAVE = Prepared(
     .values({name: bindparam(f"new_{name}") for name in _SAVED})
 )
 _REMOVE = Prepared(delete(objects).where(objects.c.uid == bindparam("the_uid")))
-_ADD_CHANGE = Prepared(insert(changes), [column.key for column in changes.c])
+_CHANGES = Appended(changes)
 
 
 def add(conn: Connection, obj: Object) -> Object:
     """Insert a new object and return it with its resourceVersion.
 
     Raises:
-        AlreadyExists: the kind has an object of that name in the project.
+        AlreadyExists: the kind has an object of that name in the project; nothing was written.
     """
     rv, org = next_rv(conn), org_of(conn)
     obj = replace(obj, resource_version=rv)
     columns = to_columns(obj)
     if _ADD.run(conn, {**columns, "org": org}) != 1:
+        give_back_rv(conn)
         plural = KINDS[obj.kind].plural if obj.kind in KINDS else obj.kind.lower()
         raise AlreadyExists(
             f'{plural}.nodus.dev "{obj.name}" already exists',
@@ -80,6 +82,7 @@ def remove(conn: Connection, obj: Object) -> Object:
     rv = next_rv(conn)
     if _REMOVE.run(conn, {"the_uid": obj.uid}) != 1:
         raise stale(obj)
+    context(conn).there.clear()
     gone = replace(obj, resource_version=rv)
     _record(conn, "DELETED", gone, to_columns(gone), obj)
     return gone
@@ -160,7 +163,7 @@ def _index(conn: Connection, uid: str, org: str, before: _Entries, after: _Entri
 
 def _record(conn: Connection, type_: str, obj: Object, columns: dict[str, Any], before: Object | None) -> None:
     seen = None if before is None else dumps({"labels": before.labels, "fields": declared_fields(before)})
-    _ADD_CHANGE.run(
+    _CHANGES.add(
         conn,
         {
             "rv": obj.resource_version,

@@ -1,7 +1,7 @@
 """Threads that run waiting transactions together and commit them at once.
 
-One write to disk per commit is what limits a database; functions that wait at the same time share it. Each runs in its
-own savepoint: one that raises is undone alone. Called by :class:`nodus.server.store.engine.Store` only.
+One write to disk per commit is what limits a database; functions that wait at the same time share it. One that
+raises is undone alone, by a savepoint. Called by :class:`nodus.server.store.engine.Store` only.
 
 A batch that fails as a whole (a deadlock, a full disk, a lost connection) is rolled back and its functions are run
 again one by one, so that only the guilty one fails; functions must therefore have no effects but on the database.
@@ -23,11 +23,16 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from nodus.core.errors import NodusError
+from nodus.server.store.appended import write_later
 from nodus.server.store.context import context, write_numbers
 from nodus.server.store.errors import StoreClosed, StoreUnreachable, is_bug, is_lost, is_retryable, translate
 
 MAX_BATCH = 256
 MAX_TRIES = 8
+GATHER_S = 0.002
+"""How long a batch waits for the next of those who are expected to come."""
+GATHER_AT_MOST_S = 0.015
+"""How long it waits for all of them together."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,10 @@ class _BatchLost(Exception):
         self.at_commit = at_commit
 
 
+class _Unguarded(Exception):
+    """A function failed after it had written, and there is no savepoint to return to."""
+
+
 class GroupWriter:
     """A pool of writer threads over one queue.
 
@@ -67,6 +76,7 @@ class GroupWriter:
         self._on_change = on_change
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = False
+        self._expected = 0
         self._gate = threading.Lock()
         self._threads = [
             threading.Thread(target=self._work, name=f"nodus-store-writer-{index}", daemon=True)
@@ -120,12 +130,23 @@ class GroupWriter:
             slot.drop()
 
     def _drain(self, first: Job) -> tuple[list[Job], bool]:
+        """Return what waits, together with what is likely to come in a moment.
+
+        Whoever got an answer from the batch before usually asks again at once. Waiting for them costs less than a
+        commit for each half of them, and spares two threads the fight for one interpreter.
+        """
         batch = [first]
+        end_s = time.monotonic() + GATHER_AT_MOST_S
         while len(batch) < MAX_BATCH:
             try:
                 job = self._queue.get_nowait()
             except queue.Empty:
-                break
+                if len(batch) >= self._expected or time.monotonic() >= end_s:
+                    break
+                try:
+                    job = self._queue.get(timeout=GATHER_S)
+                except queue.Empty:
+                    break
             if job is None:
                 return batch, True
             batch.append(job)
@@ -135,8 +156,9 @@ class GroupWriter:
         batch = [job for job in batch if not job.future.cancelled()]
         if len(batch) > 1:
             try:
-                if self._run_batch(slot, batch):
+                if self._run_group(slot, batch):
                     self._on_change()
+                self._expect(len(batch))
                 _deliver(batch)
                 return
             except _BatchLost as lost:
@@ -146,7 +168,23 @@ class GroupWriter:
                     return
         for job in batch:
             self._run_alone(slot, job)
+            self._expect(1)
             _deliver([job])
+
+    def _expect(self, answered: int) -> None:
+        """Note before answers go out how many may come back; several threads don't wait for each other's."""
+        if len(self._threads) == 1:
+            self._expected = answered + self._queue.qsize()
+
+    def _run_group(self, slot: _Slot, batch: list[Job]) -> bool:
+        """Run several together. Most that fail do so before they write; on SQLite savepoints are for the others."""
+        if self._engine.dialect.name != "sqlite":
+            return self._run_batch(slot, batch)
+        try:
+            return self._run_batch(slot, batch, unguarded=True)
+        except _Unguarded as failed:
+            slot.reset(failed)
+            return self._run_batch(slot, batch)
 
     def _run_alone(self, slot: _Slot, job: Job) -> None:
         for attempt in range(MAX_TRIES):
@@ -171,16 +209,25 @@ class GroupWriter:
             return StoreUnreachable(message, fix="Read the object again before repeating the request.")
         return translate(lost.cause, self._where)
 
-    def _run_batch(self, slot: _Slot, batch: list[Job]) -> bool:
-        """Run and commit; True when objects changed. Every job has its value or error when this returns."""
+    def _run_batch(self, slot: _Slot, batch: list[Job], *, unguarded: bool = False) -> bool:
+        """Run and commit; True when objects changed. Every job has its value or error when this returns.
+
+        Args:
+            slot: the connection.
+            batch: what to run.
+            unguarded: without savepoints.
+
+        Raises:
+            _BatchLost: all of it has to be rolled back.
+            _Unguarded: likewise, because a function failed that had written.
+        """
         try:
             conn = slot.connection()
             transaction = conn.begin()
         except SQLAlchemyError as error:
             raise _BatchLost(error) from error
         ctx = context(conn)
-        ctx.changed = ctx.locked = False
-        ctx.numbers.clear()
+        ctx.begin()
         try:
             if len(batch) == 1:
                 _run_only(conn, batch[0])
@@ -188,10 +235,12 @@ class GroupWriter:
                     transaction.rollback()
                     return False
             else:
+                run = _run_unguarded if unguarded else _run_in_savepoint
                 for job in batch:
-                    _run_in_savepoint(conn, job)
+                    run(conn, job)
             write_numbers(conn)
-        except _BatchLost:
+            write_later(conn)
+        except (_BatchLost, _Unguarded):
             raise
         except SQLAlchemyError as error:
             raise _BatchLost(error) from error
@@ -248,14 +297,26 @@ def _run_only(conn: Connection, job: Job) -> None:
         job.error = error
 
 
+def _run_unguarded(conn: Connection, job: Job) -> None:
+    """Run one of several on SQLite, which undoes a failed statement by itself."""
+    ctx = context(conn)
+    driver: Any = conn.connection.dbapi_connection
+    mark, written = ctx.mark(), driver.total_changes
+    _run_only(conn, job)
+    if job.error is not None:
+        if driver.total_changes != written:
+            raise _Unguarded
+        ctx.undo(mark)
+
+
 def _run_in_savepoint(conn: Connection, job: Job) -> None:
     ctx = context(conn)
-    changed_before, numbers_before, ctx.locked = ctx.changed, ctx.numbers.copy(), False
+    mark, ctx.locked = ctx.mark(), False
     _savepoint(conn, "SAVEPOINT job")
     _run_only(conn, job)
     if job.error is not None:
         _savepoint(conn, "ROLLBACK TO SAVEPOINT job")
-        ctx.changed, ctx.numbers = changed_before, numbers_before
+        ctx.undo(mark)
     _savepoint(conn, "RELEASE SAVEPOINT job")
 
 
