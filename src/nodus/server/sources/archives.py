@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import stat
-import tarfile
 import zipfile
-import zlib
 from pathlib import Path
 
-from nodus.server.sources.base import Collector, ImportFailed, chunks, shown
+from nodus.server.sources.base import FILES_LIMIT, Collector, ImportFailed, chunks, shown
+from nodus.server.tarfiles import BROKEN, open_tar
 
 TAR_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, OSError)
+_MEMBERS_LIMIT = 2 * FILES_LIMIT
+"""Directories included, which a Volume has no use for, but which take time and memory."""
+_LINK_LIMIT_BYTES = 4096
+_BROKEN: tuple[type[Exception], ...] = (*BROKEN, zipfile.BadZipFile, NotImplementedError)
 
 
 def is_archive(name: str) -> bool:
@@ -45,8 +47,10 @@ def unpack(archive: Path, name: str, into: Collector, label: str) -> None:
 
 
 def _untar(archive: Path, into: Collector, label: str) -> None:
-    with tarfile.open(archive, "r:*") as tar:
-        for member in tar:
+    with open_tar(archive) as tar:
+        for number, member in enumerate(tar):
+            if number >= _MEMBERS_LIMIT:
+                raise ImportFailed("SourceTooLarge", f"{label} has more than {_MEMBERS_LIMIT} members")
             path = _clean(member.name)
             if member.isdir():
                 continue
@@ -75,6 +79,8 @@ def _unzip(archive: Path, into: Collector, label: str) -> None:
                 )
             path = _clean(info.filename)
             if stat.S_ISLNK(mode):
+                if info.file_size > _LINK_LIMIT_BYTES:
+                    raise _refused(label, path)
                 into.link(path, zipped.read(info).decode("utf-8", "replace"))
                 continue
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG):

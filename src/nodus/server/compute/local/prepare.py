@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
-import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from nodus.server.compute.local.attemptdir import AttemptDir, sync_directory, wr
 from nodus.server.compute.local.capacity import Share
 from nodus.server.compute.local.mounts import Mount
 from nodus.server.compute.local.sandbox import host_owner
+from nodus.server.tarfiles import BROKEN, open_tar
 
 MAX_SOURCE_BYTES = 4 << 30
 MAX_SOURCE_FILES = 200_000
+MAX_SOURCE_DEPTH = 250
+"""Deeper ones no walk goes through."""
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 BlobPath = Callable[[str], Path]
@@ -127,8 +130,10 @@ def _workspace(attempt: AttemptDir, source: str | None, blob_path: BlobPath) -> 
     if source is not None:
         try:
             unpack(blob_path(source), temporary)
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        except BROKEN as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # The disk's trouble, not the archive's.
             raise StartRefused(f"the source archive can't be unpacked: {error}") from error
     with contextlib.suppress(OSError):  # Another start of the same attempt was first; its directory is as good.
         os.rename(temporary, attempt.workspace)
@@ -141,13 +146,15 @@ def unpack(archive: Path, target: Path) -> None:
     Members that leave the directory, links out of it and device files are refused.
 
     Raises:
-        tarfile.TarError: When it is no archive, or has such members.
+        tarfile.TarError: When it is no archive, or has such members; or another of ``tarfiles.BROKEN``.
         ValueError: When it is too large.
     """
     uid, gid = host_owner()
     total, count = 0, 0
-    with tarfile.open(archive, "r:*") as tar:
+    with open_tar(archive) as tar:
         for member in tar:
+            if member.name.count("/") > MAX_SOURCE_DEPTH:
+                raise ValueError(f"it nests directories more than {MAX_SOURCE_DEPTH} deep")
             total, count = total + member.size, count + 1
             if total > MAX_SOURCE_BYTES or count > MAX_SOURCE_FILES:
                 raise ValueError(f"it holds more than {MAX_SOURCE_BYTES >> 30} GiB or {MAX_SOURCE_FILES} files")
