@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from nodus.server.sources.base import ImportFailed
+from nodus.server.sources.url import at_pace
 from tests.integration.sources.conftest import FileServer, Import
 
 DATA = bytes(range(256)) * 400
@@ -178,3 +180,13 @@ def test_addresses_that_are_not_public_are_refused(run_import: Import, address: 
 def test_redirects_to_such_addresses_are_refused(server: FileServer, run_import: Import, target: str) -> None:
     server.redirects["/a"] = target
     assert run_import(url={"url": f"{server.url}/a"})["reason"] == "SourceAddressRefused"
+
+
+def test_trickle_does_not_keep_its_place() -> None:
+    def trickle(chunk: bytes, times: list[float]) -> list[bytes]:
+        return list(at_pace([chunk] * (len(times) - 1), "x", iter([*times, *times[-1:] * 9]).__next__))
+
+    assert len(trickle(b"a" * 70_000, [0.0, 61.0, 61.0, 130.0, 130.0, 140.0])) == 5
+    with pytest.raises(ImportFailed, match="too slow") as slow:
+        trickle(b"a", [0.0, 30.0, 61.0])
+    assert slow.value.transient

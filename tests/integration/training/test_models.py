@@ -17,6 +17,7 @@ from nodus.server.controllers.runtime import Manager
 from nodus.server.controllers.volume import VolumeController
 from nodus.server.services import Services
 from nodus.server.store import Object, Store, objects, secret_values, volumes
+from nodus.server.training import models as models_module
 from nodus.server.training.models import ModelService
 from nodus.server.training.references import HubModel, LibraryModel
 from nodus.server.volumes import VolumeFiles
@@ -234,3 +235,27 @@ def test_default_model_follows_the_device_and_the_operator(tmp_path: Path) -> No
     assert ModelService(tmp_path).default_model(has_gpu=False) == "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
     assert ModelService(tmp_path).default_model(has_gpu=True) == "hf://Qwen/Qwen3-0.6B"
     assert ModelService(tmp_path, default="hf://acme/tiny").default_model(has_gpu=True) == "hf://acme/tiny"
+
+
+async def test_only_so_many_imports_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Path] = []
+    go_on = asyncio.Event()
+
+    async def run(request: bytes, work: Path) -> dict[str, Any]:
+        begun.append(work)
+        await go_on.wait()
+        return {"ok": True, "files": []}
+
+    monkeypatch.setattr(models_module, "_run", run)
+    service, count = ModelService(tmp_path), models_module.MAX_IMPORTS + 3
+    for number in range(count):
+        service.begin(f"volume-{number}", {"url": {"url": "https://example.com"}}, {}, 1)
+    async with asyncio.timeout(20):
+        while len(begun) < models_module.MAX_IMPORTS or len(list((tmp_path / "imports").iterdir())) < count:
+            await asyncio.sleep(0)
+        assert len(begun) == models_module.MAX_IMPORTS
+        go_on.set()
+        while any(service.state(f"volume-{number}").done is None for number in range(count)):
+            await asyncio.sleep(0)
+    assert len(begun) == count
+    await service.close()

@@ -247,6 +247,9 @@ def _environment(
         "credential.helper": "",
         "transfer.fsckObjects": "true",
         "submodule.recurse": "false",
+        # Packs are larger than the memory that an import has: a part of them is mapped at a time.
+        "core.packedGitLimit": "1g",
+        "core.packedGitWindowSize": "256m",
         "http.lowSpeedLimit": "1000",
         "http.lowSpeedTime": "60",
     }

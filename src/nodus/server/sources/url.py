@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -26,6 +27,7 @@ from nodus.server.sources.base import (
 from nodus.server.sources.guard import AddressRefused, Guard
 
 REDIRECTS = 5
+_SLOW_S, _SLOW_BYTES = 60.0, 60_000
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 _PARTIAL, _NOTE = "download", "download.json"
 
@@ -145,10 +147,27 @@ def _save(order: Order, answer: httpx.Response, label: str, partial: Path) -> No
         check_size(label, have + int(length), order.limit_bytes)
         check_disk(order.directory, int(length))
     with partial.open("ab" if going_on else "wb") as file:
-        for chunk in _raw(answer):
+        for chunk in at_pace(_raw(answer), label):
             have += len(chunk)
             check_size(label, have, order.limit_bytes)
             file.write(chunk)
+
+
+def at_pace(received: Iterable[bytes], label: str, clock: Callable[[], float] = time.monotonic) -> Iterator[bytes]:
+    """Yield what comes for as long as it comes at a pace: an import must not keep its place for ever.
+
+    Raises:
+        ImportFailed: Within a minute came less than 60 kB.
+    """
+    begun, size = clock(), 0
+    for chunk in received:
+        yield chunk
+        size += len(chunk)
+        if clock() - begun >= _SLOW_S:
+            if size < _SLOW_BYTES:
+                message = f"{label} sent {size} bytes within {_SLOW_S:g} s, which is too slow"
+                raise ImportFailed("SourceUnavailable", message, "use a faster server", transient=True)
+            begun, size = clock(), 0
 
 
 def _raw(answer: httpx.Response) -> Iterator[bytes]:

@@ -87,6 +87,9 @@ def run(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         if request.get("library"):
             return {"ok": True, **export(str(request["library"]), directory)}
         return {"ok": True, "files": fetch(request, directory)}
+    except MemoryError:
+        message = f"it needs more than the {MOST_MEMORY_BYTES >> 30} GiB of memory that an import has"
+        return {"ok": False, "reason": "SourceTooLarge", "message": message, "fix": "split it", "transient": False}
     except ImportFailed as failure:
         return {
             "ok": False,

@@ -33,6 +33,8 @@ PIN_LIFETIME_S = 60.0
 """How long a pin is remembered: the create that follows a dry run must come to the same commit."""
 CPU_DEFAULT_MODEL = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 GPU_DEFAULT_MODEL = "hf://Qwen/Qwen3-0.6B"
+MAX_IMPORTS = 16
+"""At one time, each in a process of its own; further ones wait for their turn."""
 _SLUG_LENGTH = 36
 _HUB_ENVIRONMENT = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -115,6 +117,7 @@ class ModelService:
         self._pins: dict[tuple[str, str], tuple[float, str]] = {}
         self._running: dict[str, asyncio.Task[ImportState]] = {}
         self._finished: dict[str, ImportState] = {}
+        self._places = asyncio.Semaphore(MAX_IMPORTS)
         # Own threads: a hub that hangs must not use up the pool that everything else runs on.
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="model-hub")
 
@@ -236,7 +239,8 @@ class ModelService:
         work = self._imports / uid
         await asyncio.to_thread(work.mkdir, parents=True, exist_ok=True)
         try:
-            result = await _run(json.dumps(request).encode(), work)
+            async with self._places:
+                result = await _run(json.dumps(request).encode(), work)
         except OSError as error:
             return ImportState(failure=ImportFailed("ImportFailed", str(error), transient=True))
         if not result.get("ok"):
