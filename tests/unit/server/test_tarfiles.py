@@ -16,6 +16,8 @@ from nodus.server.compute.local.attemptdir import AttemptDir
 from nodus.server.compute.local.capacity import Share
 from nodus.server.compute.local.prepare import prepare
 from nodus.server.compute.local.prepare import unpack as unpack_source
+from nodus.server.grading.compiled import BadBundle
+from nodus.server.grading.environments import unpack_bundle
 from nodus.server.sources import archives
 from nodus.server.sources.base import Collector, ImportFailed, Order
 from nodus.server.tarfiles import ArchiveRefused, open_tar
@@ -114,3 +116,14 @@ def test_directories_without_end_are_refused(tmp_path: Path, monkeypatch: pytest
     into = Collector(Order({}, tmp_path / "import"), "a.tar")
     with pytest.raises(ImportFailed, match="members"):
         archives.unpack(tmp_path / "a.tar", "a.tar", into, "a.tar")
+
+
+def test_environment_bundles_are_read_the_same_way(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("x")
+        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"}
+        info.size = 1024
+        tar.addfile(info, io.BytesIO(b"1" * 1024))
+    with pytest.raises(BadBundle, match="sparse"):
+        unpack_bundle(buffer.getvalue(), tmp_path)

@@ -27,6 +27,7 @@ from nodus.core.errors import Unsupported
 from nodus.server.files import sync_directory
 from nodus.server.grading.compiled import BadBundle
 from nodus.server.grading.libraries import installed
+from nodus.server.tarfiles import BoundedTarInfo
 
 MIB = 1024 * 1024
 GRADER_PROTOCOL = 1
@@ -186,9 +187,9 @@ def unpack_bundle(data: bytes, target: Path) -> None:
     if len(content) > _ARCHIVE_BYTES:
         raise BadBundle(f"the bundle unpacks to more than {UNPACKED_BYTES // MIB} MiB")
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:", tarinfo=BoundedTarInfo) as archive:
             _unpack(archive, target)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, KeyError, ArithmeticError) as error:
         raise BadBundle(f"the bundle is no readable tar.gz: {error}") from None
     except OSError as error:
         if error.errno not in _BAD_NAMES:
