@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
+from nodus.cli.colour import visible
 from nodus.cli.session import Session
 from nodus.cli.targets import Target, parse_target
 from nodus.client.sandboxfiles import SandboxFiles
@@ -37,7 +38,7 @@ def upload(session: Session, source: str, target: Target, path: str) -> None:
     async def copy() -> None:
         async with aclosing(files.uploading(local, path)) as copied:
             async for name in copied:
-                print(f"{target.kind.singular}/{target.name}:{name}")
+                print(visible(f"{target.kind.singular}/{target.name}:{name}"))
 
     session.run(copy())
 
@@ -52,7 +53,7 @@ def download(session: Session, source: Target, path: str, target: str) -> None:
     async def copy() -> None:
         async with aclosing(files.downloading(path.rstrip("/") or "/", local)) as copied:
             async for name in copied:
-                print(name)
+                print(visible(str(name)))  # named by whoever runs code in the sandbox
 
     session.run(copy())
 

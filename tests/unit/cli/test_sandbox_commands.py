@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
 
-from nodus.cli.copying import remote
+from nodus.cli.copying import download, remote
 from nodus.cli.main import root
 from nodus.cli.session import Session
+from nodus.client.sandboxfiles import SandboxFiles
 from nodus.core.errors import NodusError
 
 
@@ -57,3 +61,17 @@ def test_wrong_usage_is_told_before_anything_is_sent(session: Session, arguments
     assert isinstance(done.exception, click.UsageError | NodusError), done.exception
     message = done.exception.message
     assert said in message
+
+
+def test_names_of_others_are_spelled_out(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def downloading(files: SandboxFiles, path: str, target: Path) -> AsyncGenerator[Path, None]:
+        yield target / "a\x1b[2Jb"
+
+    monkeypatch.setattr(SandboxFiles, "downloading", downloading)
+    target, path = remote(session, "sb/dev:/workspace") or pytest.fail("it is remote")
+    download(session, target, path, str(tmp_path / "x"))
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "[2Jb" in printed

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from nodus.cli.colour import visible
 from nodus.cli.copying import download, remote, upload
 from nodus.cli.session import Session, connected
 from nodus.cli.targets import Target
@@ -53,7 +54,7 @@ def command(session: Session, source: str, target: str, index: int | None, rank:
         if destination.is_dir() or target.endswith("/"):
             destination = destination / safe_name(prefix).name
         query: dict[str, object] = {"index": index, "rank": rank}
-        print(session.run(outputs.fetch(prefix, destination, query)))
+        print(visible(str(session.run(outputs.fetch(prefix, destination, query)))))
         return
     found_files = session.run(outputs.entries(prefix, index))
     if not found_files:
@@ -63,7 +64,8 @@ def command(session: Session, source: str, target: str, index: int | None, rank:
     for name, of in found_files:
         # Where several indexes left files of the same names, each index has a directory of its own.
         home = Path(target) if of is None or index is not None else Path(target, str(of))
-        print(session.run(outputs.fetch(name, home / safe_name(name.removeprefix(prefix)), {"index": of})))
+        written = session.run(outputs.fetch(name, home / safe_name(name.removeprefix(prefix)), {"index": of}))
+        print(visible(str(written)))
 
 
 def _outputs(session: Session, target: Target) -> Outputs:
