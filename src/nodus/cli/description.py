@@ -29,6 +29,7 @@ def describe(obj: JsonObject, attempts: Sequence[JsonObject], events: Sequence[J
         yield from _OF_KIND[kind](obj)
     elif kind not in _BY_STATUS:
         yield from _spec(obj)
+        yield from _status(obj)
     yield from _run(obj)
     yield from _placement(attempts)
     yield from _results(obj)
@@ -64,7 +65,7 @@ def _header(obj: JsonObject) -> Iterator[str]:
         yield _line("Labels", ", ".join(f"{key}={value}" for key, value in sorted(metadata["labels"].items())))
     yield _line("Created", metadata.get("creationTimestamp"))
     if status.get("phase"):
-        reason = f" ({status['reason']})" if status.get("reason") else ""
+        reason = f" ({status['reason']})" if status.get("reason") not in (None, "", status["phase"]) else ""
         yield _line("Phase", f"{status['phase']}{reason}")
     for key, label in (("message", "Message"), ("fix", "Fix")):
         if status.get(key):
@@ -300,6 +301,23 @@ def _spec(obj: JsonObject) -> Iterator[str]:
         yield from (f"  {line}" for line in to_yaml(obj["spec"]).splitlines())
 
 
+# What has lines of its own for every kind, or says nothing to a reader.
+_SHOWN = {
+    "phase", "reason", "message", "fix", "progress", "metrics", "attempts", "estimate", "checkpoint", "cost", "summary",
+    "diagnostics", "outputs", "provenance", "conditions", "observedGeneration",
+}  # fmt: skip
+
+
+def _status(obj: JsonObject) -> Iterator[str]:
+    """What is known of such a kind besides: a key's last use, a process's exit code."""
+    rest = {key: value for key, value in (obj.get("status") or {}).items() if key not in _SHOWN and value is not None}
+    if rest:
+        from nodus.cli.formats import to_yaml
+
+        yield "Status:"
+        yield from (f"  {line}" for line in to_yaml(rest).splitlines())
+
+
 def _results(obj: JsonObject) -> Iterator[str]:
     from nodus.client.following import comparison_lines
 
@@ -313,11 +331,13 @@ def _results(obj: JsonObject) -> Iterator[str]:
         message = status["diagnostics"].get("message")
         yield _line("Reward signal", f"{signal}{f': {message}' if message else ''}")
     if status.get("outputs"):
-        yield from _section(
-            "Outputs",
-            ("NAME", "SIZE"),
-            [(item.get("name"), item.get("sizeBytes", item.get("size"))) for item in status["outputs"]],
-        )
+        outputs = [(item.get("name"), item.get("sizeBytes", item.get("size"))) for item in status["outputs"]]
+        headers: tuple[str, ...] = ("NAME", "SIZE")
+        rows: list[tuple[object, ...]] = list(outputs)
+        if any("index" in item for item in status["outputs"]):
+            headers = ("INDEX", *headers)
+            rows = [(item.get("index"), *row) for item, row in zip(status["outputs"], outputs, strict=True)]
+        yield from _section("Outputs", headers, rows)
 
 
 def _provenance(obj: JsonObject) -> Iterator[str]:

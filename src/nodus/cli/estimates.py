@@ -15,7 +15,9 @@ def estimate_line(obj: JsonObject, *, dry_run: bool) -> str:
     estimate = (obj.get("status") or {}).get("estimate")
     if not estimate:
         return f"{label} · no estimate"
-    parts = [label, _topology(estimate.get("topology") or {}), _cost(estimate.get("costUSD") or {}), _start(estimate)]
+    parts = [label, _topology(estimate.get("topology") or {}), _cost(estimate.get("costUSD") or {})]
+    if not estimate.get("blockingReasons"):  # what is blocked starts at no foreseeable time
+        parts.append(_start(estimate))
     if estimate.get("gangHoldUSD"):
         parts.append(f"gang hold ${estimate['gangHoldUSD']}")
     elif estimate.get("holdUSD"):

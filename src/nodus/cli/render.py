@@ -22,7 +22,8 @@ def error_lines(error: NodusError) -> list[str]:
     )
     message = _without_causes(error)
     lines = [f"error: {message}" if local else f"Error from server ({error.reason}): {message}"]
-    lines += [f"  {cause.field}: {cause.message}" for cause in error.causes]
+    causes = [f"{cause.field}: {cause.message}" for cause in error.causes]
+    lines += [f"  {cause}" for cause in causes if cause != message]
     fix = error.fix or _FIXES.get(error.reason)
     if fix:
         lines.append(f"fix: {fix}")

@@ -12,7 +12,7 @@ from nodus.client.http import PATIENT, TIMEOUT_S, Api, RetryPolicy
 from nodus.client.kinds import Kindly
 from nodus.client.outcomes import TERMINAL, Applied, Plan, ended_otherwise, located
 from nodus.client.record import Record, as_record
-from nodus.client.resources import Resources, Selector
+from nodus.client.resources import Resources, Selector, order_of_event
 from nodus.client.views import View, as_view
 from nodus.client.watching import Change
 
@@ -143,7 +143,7 @@ class Client:
         if info is None or info.namespaced:
             wanted["involvedObject.namespace"] = project or self.project
         found = await self.resources.list("Event", fields=wanted)
-        return sorted(map(as_view, found), key=lambda event: str(event.get("lastTime") or ""))
+        return [as_view(event) for event in sorted(found, key=order_of_event)]
 
     @blocking_iterator
     async def logs(

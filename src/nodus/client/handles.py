@@ -116,7 +116,10 @@ class Handle:
             for event in job.events():
                 print(event.last_time, event.reason, event.message)
         """
-        return await self.client.events.aio(self.kind, self.name, project=self.project)
+        found = await self.client.events.aio(self.kind, self.name, project=self.project)
+        # The name may have been an earlier object's, whose events are kept as well.
+        own = (None, self.raw["metadata"].get("uid"))
+        return [event for event in found if (event.get("involvedObject") or {}).get("uid") in own]
 
     @blocking
     async def patch(self, patch: Mapping[str, Any] | Sequence[Any]) -> None:

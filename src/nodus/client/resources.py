@@ -27,6 +27,12 @@ BATCH, BATCH_BYTES = 100, 900_000
 """A batch of created objects: so many, and so large in JSON, at most."""
 
 
+def order_of_event(event: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the sort key that puts Events in the order in which they happened, within a second too."""
+    version = str((event.get("metadata") or {}).get("resourceVersion") or "")
+    return str(event.get("lastTime") or ""), int(version) if version.isdecimal() else 0
+
+
 class Applied(NamedTuple):
     """What `Resources.apply` did."""
 

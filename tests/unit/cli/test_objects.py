@@ -131,6 +131,23 @@ def test_a_state_that_the_kind_lacks_is_refused_in_verbs(run: Run, server: FakeS
     assert run("cancel", "job/running") == (1, "", says)
 
 
+def test_describe_leaves_out_the_events_of_an_earlier_object_of_the_name(run: Run, server: FakeServer) -> None:
+    scripted = server.script
+    assert scripted is not None
+
+    def script(asked: Asked) -> Reply:
+        if asked.path.endswith("/events"):
+            uids = {"now": "done", "before": "another"}
+            items = [{"reason": reason, "involvedObject": {"uid": uid}} for reason, uid in uids.items()]
+            return Reply({"metadata": {}, "items": items})
+        return Reply({"metadata": {}, "items": []}) if asked.path.endswith("/attempts") else scripted(asked)
+
+    server.script = script
+    code, out, _ = run("describe", "job/done")
+    assert code == 0
+    assert "now" in out and "before" not in out
+
+
 def test_label_annotate_and_request_send_what_changes(run: Run, server: FakeServer) -> None:
     assert run("label", "job/running", "team=x", "note=a=b", "a-") == (0, "job/running labeled\n", "")
     assert (

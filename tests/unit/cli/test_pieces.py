@@ -88,6 +88,8 @@ def test_error_does_not_say_its_causes_twice() -> None:
     cause = errors.Cause("spec.a", "x", "unknown field")
     error = errors.Invalid('Job "j" is invalid: spec.a: unknown field', causes=[cause])
     assert error_lines(error) == ['Error from server (Invalid): Job "j" is invalid', "  spec.a: unknown field"]
+    error = errors.Invalid("spec.a: unknown field", causes=[cause])
+    assert error_lines(error) == ["Error from server (Invalid): spec.a: unknown field"]
 
 
 def test_describe_says_what_a_runtime_takes() -> None:
@@ -121,6 +123,10 @@ def test_describe_says_what_a_runtime_takes() -> None:
         ("Secret", {"type": "Opaque"}, {"keys": ["A", "B"]}, "Keys:           A, B"),
         ("Job", {"command": ["sh", "-c", "echo hi"]}, {}, "Command:        sh -c 'echo hi'"),
         ("Environment", {"version": "2.0.0"}, {}, "Reference:      nodus/x@2.0.0"),
+        ("APIKey", {"member": "ada"}, {"phase": "Active", "prefix": "nodus_ab"}, "  prefix: nodus_ab"),
+        ("Process", {"number": 1}, {"phase": "Failed", "exitCode": 3}, "  exitCode: 3"),
+        ("Job", {}, {"outputs": [{"name": "a", "index": 2, "sizeBytes": 5}]}, "  2       a      5"),
+        ("Job", {}, {"phase": "Cancelled", "reason": "Cancelled"}, "Phase:          Cancelled"),
     ],
 )
 def test_describe_shows_what_matters_of_a_kind(
@@ -225,8 +231,11 @@ def test_missing_manifest_is_wrong_usage() -> None:
                 "blockingReasons": [{"code": "NoGPU", "message": "no H100 here"}],
                 "warnings": [{"code": "Slow", "message": "slow"}],
             },
-            "job/x (dry run) · 2 nodes × 8 GPUs · est. $0.50–0.80 · starts in ~1m–2m (cold) · gang hold $4.00 · "
-            "blocked: no H100 here · slow",
+            "job/x (dry run) · 2 nodes × 8 GPUs · est. $0.50–0.80 · gang hold $4.00 · blocked: no H100 here · slow",
+        ),
+        (
+            {"topology": {"nodes": 1}, "startup": {"cold": {"p50": "1m", "p90": "2m"}}, "holdUSD": "0.10"},
+            "job/x (dry run) · 1 node, CPU · starts in ~1m–2m (cold) · hold $0.10",
         ),
         (
             {"topology": {"nodes": 1, "gpusPerNode": 0}, "costUSD": {"p50": "0.00", "p90": "0.00"}},

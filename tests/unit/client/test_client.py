@@ -103,6 +103,18 @@ def test_events_of_an_object_come_in_order(server: FakeServer) -> None:
     )
 
 
+def test_events_of_one_second_are_in_order_and_those_of_a_namesake_are_not_an_objects_own(server: FakeServer) -> None:
+    ended, began, old = (
+        {"kind": "Event", "metadata": {"name": name, "resourceVersion": version}, "lastTime": "2026-01-01T00:00:01Z",
+         "involvedObject": {"uid": uid}}
+        for name, version, uid in (("ended", "10", "u"), ("began", "9", "u"), ("old", "3", "another"))
+    )  # fmt: skip
+    listed = Reply({"metadata": {}, "items": [ended, began, old]})
+    server.replies = [Reply({"metadata": {"name": "j", "uid": "u"}}), listed]
+    handle = nodus.Job.from_name("j", client=server.client())
+    assert [event.name for event in handle.events()] == ["began", "ended"]
+
+
 def test_logs_are_lines(server: FakeServer) -> None:
     server.replies = [Reply(b"one\ntwo", headers={"Content-Type": "text/plain"})]
     assert list(server.client().logs("attempt", "dev", tail=2, process=7)) == ["one\n", "two"]

@@ -8,7 +8,7 @@ from nodus.cli.colour import visible
 from nodus.cli.options import objects_argument
 from nodus.cli.session import Session, connected
 from nodus.cli.targets import Target, parse_targets, selected
-from nodus.client.resources import JsonObject
+from nodus.client.resources import JsonObject, order_of_event
 from nodus.core.errors import NodusError, NotFound
 
 # Kinds whose Attempts carry a label with the object's name.
@@ -39,7 +39,7 @@ def command(session: Session, what: tuple[str, ...], selector: str | None) -> No
         obj = session.run(session.get(target.kind, str(target.name), project=target.project))
         if number:
             print()
-        for line in describe(obj, _attempts(session, target), _events(session, target)):
+        for line in describe(obj, _attempts(session, target), _events(session, target, obj)):
             print(visible(line))
 
 
@@ -53,7 +53,8 @@ def _attempts(session: Session, target: Target) -> list[JsonObject]:
         return []  # a key without the scope still sees the object itself
 
 
-def _events(session: Session, target: Target) -> list[JsonObject]:
+def _events(session: Session, target: Target, obj: JsonObject) -> list[JsonObject]:
+    """The object's events, oldest first; those of an earlier object of its name are another's."""
     fields = [f"involvedObject.kind={target.kind.kind}", f"involvedObject.name={target.name}"]
     if target.kind.namespaced:
         fields.append(f"involvedObject.namespace={target.project or session.project}")
@@ -61,4 +62,6 @@ def _events(session: Session, target: Target) -> list[JsonObject]:
         found = session.run(session.resources.list("Event", fields=",".join(fields)))
     except NodusError:
         return []  # a key without the scope still sees the object itself
-    return sorted(found, key=lambda event: str(event.get("lastTime") or ""))
+    uid = obj["metadata"].get("uid")
+    own = [event for event in found if (event.get("involvedObject") or {}).get("uid") in (None, uid)]
+    return sorted(own, key=order_of_event)

@@ -14,7 +14,7 @@ from nodus.cli.tables import TablePrinter
 from nodus.cli.targets import Target, parse_target
 from nodus.cli.watching import changes
 from nodus.client.kinds import find_kind
-from nodus.client.resources import JsonObject
+from nodus.client.resources import JsonObject, order_of_event
 from nodus.core.durations import format_age
 
 HEADERS = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
@@ -54,7 +54,7 @@ def command(
             _print(printer, [event], output, headers=False)
         return
     found = session.run(session.resources.list(kind, fields=selector))
-    found.sort(key=lambda event: str(event.get("lastTime") or ""))
+    found.sort(key=order_of_event)
     if not found and output is None:
         print("No events found.", file=sys.stderr)
     elif output is not None:
