@@ -241,4 +241,4 @@ def test_watchers_see_each_change_once_whatever_happens(store: Store) -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(1800)
 def test_watchers_see_each_change_once_over_many_histories(store: Store) -> None:
-    run(store, examples=300, steps=60)
+    run(store, examples=100, steps=60)
