@@ -108,6 +108,11 @@ def _parse_yaml(source: str, text: str) -> list[Any]:
 
     try:
         return list(yaml.load_all(text, Loader=Loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        raise click.UsageError(f"{source}{place}: not valid YAML: {problem}.") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or date that is none
         raise click.UsageError(f"{source} is not valid YAML: {error}") from error
 
@@ -141,8 +146,11 @@ def _objects(source: str, documents: list[Any]) -> Iterator[JsonObject]:
         if document is None:
             continue
         where = f"document {number} of {source}"
-        if not isinstance(document, dict) or not document.get("kind") or not document.get("apiVersion"):
-            raise click.UsageError(f"{where} has no apiVersion and kind.")
+        if not isinstance(document, dict):
+            raise click.UsageError(f"{where} is no object with apiVersion and kind.")
+        lacking = [key for key in ("apiVersion", "kind") if not document.get(key)]
+        if lacking:
+            raise click.UsageError(f"{where} has no {' and no '.join(lacking)}.")
         for key in ("apiVersion", "kind"):
             if not isinstance(document[key], str):
                 raise click.UsageError(f"{where}: {key} is {document[key]!r}; text is expected.")

@@ -297,7 +297,7 @@ class Client:
         what = "what was waited for" if phases is None else " or ".join(phases)
         found = as_view(await self.resources.wait_for(kind, name, holds, project=project, timeout_s=timeout, what=what))
         if phases is not None and found.phase not in phases:
-            raise ended_otherwise(found)
+            raise ended_otherwise(found, f"having been {what}")
         return found
 
     # ------------------------------------------------------------------------------------------------- changing

@@ -47,6 +47,19 @@ class Connection:
     certificate_authority: str | None = None
     """A PEM file to trust besides the system's authorities, for a server with a certificate of its own."""
 
+    def __post_init__(self) -> None:
+        """Check the address.
+
+        Raises:
+            ConfigError: When it is no address of a server.
+        """
+        scheme, colon, rest = self.url.partition("://")
+        if scheme.lower() not in ("http", "https") or not rest.strip("/"):
+            likely = self.url if not colon and self.url[-1:].isalnum() else "127.0.0.1:8080"
+            raise ConfigError(
+                f"{self.url!r} is no address of a server", fix=f"Write it with http or https: http://{likely}"
+            )
+
 
 def config_path(environ: Mapping[str, str] | None = None) -> Path:
     """Return the configuration file's path: ``NODUS_CONFIG``, else ``~/.nodus/config``."""

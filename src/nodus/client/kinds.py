@@ -100,7 +100,7 @@ async def resolve_kind(api: Api, name: str) -> KindInfo:
 
     names = [spelling for info in served for spelling in (info.singular, info.plural, *info.short_names)]
     close = get_close_matches(name.lower(), names, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else "Write KIND/NAME; `nodus api-resources` lists the kinds."
+    hint = f"Did you mean {close[0]!r}?" if close else "`nodus api-resources` lists the kinds; objects are KIND/NAME."
     raise NotFound(f"the server doesn't have a resource type {name!r}", fix=hint)
 
 

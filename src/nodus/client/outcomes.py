@@ -60,11 +60,12 @@ def located(name: str, project: str | None) -> tuple[str, str | None]:
     return name, project
 
 
-def ended_otherwise(view: View) -> JobFailed:
+def ended_otherwise(view: View, hoped_for: str = "its success") -> JobFailed:
     """Return the error for an object whose life ended in another phase than was hoped for."""
     phase, status = str(view.phase), view.status
     reason = status.get("reason") or phase
-    parts = [f"{view.name} {phase.lower()}", "" if reason == phase else str(reason), str(status.get("message") or "")]
+    how = f"{phase.lower()} without {hoped_for}" if phase == "Succeeded" else phase.lower()
+    parts = [f"{view.name} {how}", "" if reason == phase else str(reason), str(status.get("message") or "")]
     kind = str(view.get("kind") or "job").lower()
     look = f"logs job/{view.name}" if kind in ("job", "trainingjob") else f"describe {kind}/{view.name}"
     return JobFailed(

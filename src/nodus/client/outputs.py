@@ -30,6 +30,9 @@ class Outputs:
     def __init__(self, api: Api, path: str, what: str) -> None:
         self._api, self._path, self._what = api, path, what
 
+    def __repr__(self) -> str:
+        return f"<outputs of {self._what}: list(), read(name), download(directory)>"
+
     @blocking
     async def list(self, prefix: str = "", *, index: int | None = None) -> Names:
         """Return the outputs' names, such as ``adapter/adapter_model.safetensors``, each once.
@@ -63,7 +66,12 @@ class Outputs:
         """
         found = await self.entries(prefix, index)
         if not found:
-            raise NotFound(f"{self._what} has no outputs yet", fix="Wait for the run to succeed.")
+            fix = (
+                "Wait for the run to end; one that has ended left none"
+                if not prefix
+                else "`list()` names those there are"
+            )
+            raise NotFound(f"{self._what} has no outputs yet{f' below {prefix!r}' if prefix else ''}", fix=f"{fix}.")
         files = []
         for name, of in found:
             home = Path(target) if of is None or index is not None else Path(target, str(of))

@@ -90,7 +90,15 @@ def unpacked(archive: str | os.PathLike[str]) -> Iterator[Path]:
                     tar.extractall(directory, filter="data")
         except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, ValueError) as error:
             fix = "It takes .zip, .tar, .tar.gz, .tgz, .tar.bz2 and .tar.xz; unpack others by hand."
-            raise NodusError(f"{path} can't be unpacked: {str(error)[:200]}", fix=fix) from error
+            # tarfile tells of a file that is no archive in what it tried, a line for each format.
+            why = "it is no archive" if "\n" in str(error) else str(error)[:200]
+            raise NodusError(f"{path} can't be unpacked: {why}", fix=fix) from error
+        for packed in Path(directory).rglob("*"):
+            if packed.is_symlink():
+                raise NodusError(
+                    f"{path} has a symbolic link, {packed.relative_to(directory)}, which a volume can't hold",
+                    fix="Pack it without links: `tar -h` packs the files that they lead to.",
+                )
         yield Path(directory)
 
 
@@ -100,7 +108,10 @@ def _walk(start: Path) -> Iterator[Path]:
         for name in sorted([*names, *files]):
             path = Path(directory, name)
             if path.is_symlink():
-                raise NodusError(f"{path} is a symbolic link, which a volume can't hold", fix="Put the file there.")
+                raise NodusError(
+                    f"{path} is a symbolic link, which a volume can't hold",
+                    fix="Replace it by the file that it leads to, or put a directory without it.",
+                )
             if name in names:
                 continue
             if not path.is_file():

@@ -200,9 +200,10 @@ def test_manifest_times_stay_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: [", "is not valid YAML"),
-        ("- 1\n- 2\n", "document 1 of .* has no apiVersion and kind"),
-        ("apiVersion: v1\n", "has no apiVersion and kind"),
+        ("a: [", r"m\.yaml, line 1, column 5: not valid YAML: while parsing a flow node"),
+        ("- 1\n- 2\n", "document 1 of .* is no object with apiVersion and kind"),
+        ("apiVersion: v1\n", r"has no kind\."),
+        ("a: 1\n", r"has no apiVersion and no kind\."),
         ("", "there are no objects in"),
     ],
 )

@@ -158,6 +158,9 @@ def test_wait_for_a_phase_that_can_no_longer_come_does_not_hang(server: FakeServ
         server.client().wait_for("job", "j", ["Running", "Succeeded"], timeout=5)
     assert raised.value.details == {"reason": "OOMKilled", "phase": "Failed"}
     assert "nodus logs job/j" in str(raised.value.fix)
+    server.replies = [Reply(job(phase="Succeeded"))]
+    with pytest.raises(errors.JobFailed, match="j succeeded without having been Running"):
+        server.client().wait_for("job", "j", "Running", timeout=5)
 
 
 def test_errors_have_everything_the_server_said(server: FakeServer) -> None:

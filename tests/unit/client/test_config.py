@@ -68,6 +68,19 @@ def test_unknown_context_names_those_there_are(path: Path) -> None:
     assert "acme" in str(raised.value.fix)
 
 
+@pytest.mark.parametrize(
+    ("url", "fix"),
+    [
+        ("127.0.0.1:9000", "http://127.0.0.1:9000"), ("localhost", "http://localhost"),
+        ("ftp://x", "http://127.0.0.1:8080"), ("http://", "http://127.0.0.1:8080"),
+    ],
+)  # fmt: skip
+def test_address_without_http_is_refused_with_one_that_has_it(path: Path, url: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match="is no address of a server") as raised:
+        resolve(environ=env(path, NODUS_API_URL=url))
+    assert fix in str(raised.value.fix)
+
+
 def test_runtime_socket_is_used_without_key_and_address(path: Path) -> None:
     save(path)
     found = resolve(environ=env(path, NODUS_RUNTIME_SOCKET="/run/x.sock"))

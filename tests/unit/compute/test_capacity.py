@@ -52,13 +52,13 @@ def test_members_get_cores_of_their_own_while_there_are_some(shares: Shares) -> 
 
 def test_gpus_are_given_one_by_one(shares: Shares) -> None:
     assert shares.take("a", 1, GIB, 1) is None
-    assert shares.take("b", 1, GIB, 1) == "waiting for 1 GPUs; 0 of 1 are free"
+    assert shares.take("b", 1, GIB, 1) == "waiting for 1 GPU; 0 of 1 are free"
     assert getattr(shares.of("a"), "gpus", None) == ("/dev/nvidia0",)
 
 
 def test_what_ran_before_a_restart_counts(shares: Shares) -> None:
     shares.restore("a", Share(4, GIB, (0, 1, 2, 3)))
-    assert shares.take("b", 1, GIB) == "waiting for 1 CPUs; 0 of 4 are free"
+    assert shares.take("b", 1, GIB) == "waiting for 1 CPU; 0 of 4 are free"
 
 
 def test_this_machine_keeps_a_share_for_graders_and_the_server() -> None:

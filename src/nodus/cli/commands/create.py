@@ -49,7 +49,9 @@ class Generators(Group):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from nodus.client.suggest import did_you_mean
 
-            known = self.list_commands(ctx)
+            known = [
+                name for name in self.list_commands(ctx) if not (self.get_command(ctx, name) or ctx.command).hidden
+            ]
             hint = did_you_mean(args[0], known) or f" There are {', '.join(known)}."
             raise click.UsageError(f"{args[0]!r} can't be made from flags; write a manifest and use -f.{hint}", ctx)
         return super().resolve_command(ctx, args)

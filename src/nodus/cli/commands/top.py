@@ -39,7 +39,7 @@ def command(session: Session, what: tuple[str, ...], no_headers: bool) -> None:
     rows = [row for target in targets for row in _rows(session, target)]
     printer = TablePrinter(headers=not no_headers)
     if not rows:
-        click.echo(f"Nothing of {targets[0].kind.plural} runs.", err=True)
+        click.echo(f"No {targets[0].kind.plural} run right now.", err=True)
         return
     definitions = [{"name": name} for name in COLUMNS]
     for line in printer.lines({"columnDefinitions": definitions, "rows": [{"cells": row} for row in rows]}):

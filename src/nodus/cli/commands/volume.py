@@ -147,6 +147,8 @@ def rm(session: Session, name: str, path: str) -> None:
     Example:
       nodus volume rm corpus /raw/stale.txt
     """
+    if not path.strip("/"):
+        raise click.UsageError(f"that is all of it; `nodus volume clear {name}` commits an empty revision.")
     revision = _volume(session, name).remove_file(path)
     print(f"volume/{name} revision {revision}")
 

@@ -63,13 +63,21 @@ _EXPECTED = {
 }
 """What pydantic's error types expect, in the words of JSON."""
 
+_FORMS = {
+    QUANTITY_PATTERN: "a quantity, like 4, 500m or 16Gi,",
+    "^/": "a path from / on, like /workspace/data,",
+    "^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable, like HF_TOKEN,",
+    r"^\d+\.\d+\.\d+([-+.][0-9A-Za-z.+-]+)?$": "a version, like 1.0.0,",
+}
+"""What the patterns of fields expect, in words."""
+
 
 def _message(detail: ErrorDetails, path: str) -> str:
     expected = _EXPECTED.get(detail["type"])
     shown = repr(detail.get("input"))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    if detail["type"] == "string_pattern_mismatch" and detail.get("ctx", {}).get("pattern") == QUANTITY_PATTERN:
-        expected = "a quantity, like 4, 500m or 16Gi,"
+    if detail["type"] == "string_pattern_mismatch":
+        expected = _FORMS.get(detail.get("ctx", {}).get("pattern", ""))
     if expected is None:
         message = detail["msg"].removeprefix("Value error, ")
         return message if shown in message else f"{message} (got {shown})"

@@ -40,7 +40,7 @@ async def output(call: Call, kind: Kind, path: str) -> Response:
     ]  # fmt: skip
     if not matching:
         near = sorted({str(item["name"]) for item in found})
-        fix = f"There are: {', '.join(near[:10])}." if near else "It has no outputs yet."
+        fix = f"There are: {', '.join(near[:10])}." if near else "It has no outputs; they come when it has ended."
         raise OutputNotFound(f"{kind.singular} {name} has no output {path[:200]!r}", fix=fix)
     having = sorted({item.get("index", 0) for item in matching})
     if len(having) > 1:

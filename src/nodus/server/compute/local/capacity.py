@@ -95,18 +95,18 @@ class Shares:
     def _missing(self, cpu: float, memory_bytes: int, gpus: int) -> str | None:
         machine = self.machine
         if gpus > len(machine.gpus):
-            return f"it asks for {gpus} GPUs and this machine has {len(machine.gpus)}"
+            return f"it asks for {_count(gpus, 'GPU')} and this machine has {len(machine.gpus)}"
         if cpu > len(machine.cores):
-            return f"it asks for {cpu:g} CPUs and this machine has {len(machine.cores)} for runs"
+            return f"it asks for {_count(cpu, 'CPU')} and this machine has {len(machine.cores)} for runs"
         if memory_bytes > machine.memory_bytes:
             return f"it asks for {_gib(memory_bytes)} of memory and this machine has {_gib(machine.memory_bytes)}"
         free_cpu, free_memory = self._free()
         if cpu > free_cpu + 1e-9:
-            return f"waiting for {cpu:g} CPUs; {max(free_cpu, 0):g} of {len(machine.cores)} are free"
+            return f"waiting for {_count(cpu, 'CPU')}; {max(free_cpu, 0):g} of {len(machine.cores)} are free"
         if memory_bytes > free_memory:
             return f"waiting for {_gib(memory_bytes)} of memory; {_gib(max(free_memory, 0))} are free"
         if gpus > len(self._free_gpus()):
-            return f"waiting for {gpus} GPUs; {len(self._free_gpus())} of {len(machine.gpus)} are free"
+            return f"waiting for {_count(gpus, 'GPU')}; {len(self._free_gpus())} of {len(machine.gpus)} are free"
         return None
 
     def _free_cores(self, cpu: float) -> tuple[int, ...]:
@@ -121,6 +121,10 @@ class Shares:
     def _free_gpus(self) -> tuple[str, ...]:
         taken = {gpu for share in self._given.values() for gpu in share.gpus}
         return tuple(gpu for gpu in self.machine.gpus if gpu not in taken)
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
 
 
 def _gib(size_bytes: int) -> str:
