@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,42 @@ def test_other_spellings_and_what_is_not_here_yet(run: Run) -> None:
     assert code == 2 and err.startswith(
         "error: 'inference' is not part of this release: it has no hosted inference yet."
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "workdir"),
+    [
+        ("exec sb/dev ls -la -i", ["ls", "-la", "-i"], None),
+        ("exec --workdir /tmp sb/dev ls -p x", ["ls", "-p", "x"], "/tmp"),
+        ("exec sb/dev --workdir=/tmp -- ls -- -x", ["ls", "--", "-x"], "/tmp"),
+        ("-p default exec dev -- -odd", ["-odd"], None),
+    ],
+)
+def test_exec_leaves_the_commands_flags_to_it(
+    run: Run, server: FakeServer, words: str, command: list[str], workdir: str | None
+) -> None:
+    server.script = lambda asked: status("SandboxFailed", 409, "it broke")
+    assert run(*words.split())[0] == 1
+    [(_, _, document)] = writes(server)
+    assert (document["spec"]["command"], document["spec"].get("workingDir")) == (command, workdir)
+
+
+def test_exec_says_what_its_sandbox_waits_for(run: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodus.cli.commands.exec.PATIENCE_S", 0.01)
+    looked = threading.Event()
+
+    def script(asked: Asked) -> Reply:
+        if asked.method == "POST":
+            assert looked.wait(10)
+            return status("SandboxFailed", 409, "it broke")
+        if sum(one.method == "GET" for one in server.asked) > 2:
+            looked.set()
+        return Reply({"status": {"phase": "Pending", "message": "waiting for 1 CPU"}})
+
+    server.script = script
+    code, _, err = run("exec", "sb/dev", "--", "true")
+    assert code == 1
+    assert err.count("sandbox/dev is Pending: waiting for 1 CPU; waiting for it\n") == 1
 
 
 @pytest.mark.parametrize(("scope", "answer"), [("sandboxes:write", "yes\n"), ("processes:write", "no\n")])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import aclosing
 
 import click
 
+from nodus.cli.colour import visible
 from nodus.cli.session import Session, connected
 from nodus.cli.targets import Target, parse_target
 from nodus.client.http import new_key
@@ -14,9 +16,37 @@ from nodus.client.resources import JsonObject
 from nodus.core.errors import NodusError
 
 EXIT_TIMEOUT = 124
+PATIENCE_S = 2.0
+"""How long a sandbox may take to start before a word is said about it."""
 
 
-@click.command()
+class _Command(click.Command):
+    """A command whose flags end where another program's words begin, with ``--`` or without."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``--`` before the first word after the object, where it was left out: ``exec sb/dev ls -la``."""
+        if "--" not in args:
+            words = self._words(ctx, args)
+            if len(words) > 1:
+                args = [*args[: words[1]], "--", *args[words[1] :]]
+        return super().parse_args(ctx, args)
+
+    def _words(self, ctx: click.Context, args: list[str]) -> list[int]:
+        """Return where words stand that are neither flags nor values of flags."""
+        valued = {
+            name
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option) and not param.is_flag
+            for name in param.opts
+        }
+        return [
+            number
+            for number, word in enumerate(args)
+            if not word.startswith("-") and (number == 0 or args[number - 1] not in valued)
+        ]
+
+
+@click.command(cls=_Command)
 @click.argument("what", metavar="KIND/NAME")
 @click.argument("words", metavar="[--] COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("-i", "--stdin", is_flag=True, help="Pass standard input on to the command.")
@@ -34,6 +64,8 @@ def command(
     workdir: str | None,
 ) -> int:
     """Run a command in a sandbox, and end with its exit code.
+
+    Every word from COMMAND on is the command's own, flags too.
 
     \b
     Examples:
@@ -66,8 +98,38 @@ async def start(session: Session, target: Target, spec: JsonObject) -> JsonObjec
     path = target.kind.path(target.project or session.project, target.name, "processes")
     document = {"apiVersion": "nodus.dev/v1", "kind": "Process", "spec": spec}
     key = new_key("processes").replace("sdk:", "nodus-", 1)
-    made: JsonObject = await session.api.call("POST", path, body=document, idempotency_key=key, timeout_s=120.0)
+    with _Telling(session, target):
+        made: JsonObject = await session.api.call("POST", path, body=document, idempotency_key=key, timeout_s=120.0)
     return made
+
+
+class _Telling:
+    """A context manager around a start: says what the sandbox waits for, when it isn't running soon."""
+
+    def __init__(self, session: Session, target: Target) -> None:
+        self._session, self._target = session, target
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        # A daemon: an interrupted command does not wait for it.
+        threading.Thread(target=self._tell, daemon=True).start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+
+    def _tell(self) -> None:
+        told = ""
+        while not self._over.wait(PATIENCE_S):
+            try:
+                found = self._session.get(self._target.kind, str(self._target.name), project=self._target.project)
+                status = self._session.run(found).get("status") or {}
+            except NodusError:
+                continue  # the start itself says what is wrong
+            parts = [f"sandbox/{self._target.name} is {status.get('phase') or 'Pending'}", status.get("message")]
+            text = ": ".join(str(part) for part in parts if part)
+            if status.get("phase") != "Running" and text != told and not self._over.is_set():
+                told = text
+                print(visible(f"{text}; waiting for it"), file=sys.stderr, flush=True)
 
 
 def attend(session: Session, process: JsonObject, *, stdin: bool, tty: bool) -> int:
