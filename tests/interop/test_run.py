@@ -92,17 +92,10 @@ def test_states_that_make_no_sense_are_refused(desk: Desk) -> None:
 
 def test_interrupt_cancels(desk: Desk, ours: Desk) -> None:
     for number, user in enumerate((desk, ours)):
-        command = [
-            str(user.bin / "nodus"),
-            "run",
-            "--no-source",
-            "--name",
-            f"int-{number}",
-            "--",
-            "sh",
-            "-c",
-            "echo up; sleep 60",
-        ]
+        nodus = str(user.bin / "nodus")
+        # started by something in the background, tests have SIGINT ignored, and so has what they start
+        hearing = ("env", "--default-signal=INT")
+        command = [*hearing, nodus, "run", "--no-source", "--name", f"int-{number}", "--", "sh", "-c", "echo up; sleep 60"]
         process = subprocess.Popen(
             command, env=user.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
