@@ -18,7 +18,7 @@ from nodus.testing.eventually import eventually
 
 NODUS = str(Path(sys.executable).parent / "nodus")
 # Tests that run in the background have SIGINT ignored, and what they start inherits that.
-HEARS_INTERRUPTS = ("env", "--default-signal=INT")
+RUN = ("env", "--default-signal=INT", NODUS, "run", "--no-source", "--name")
 pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -127,7 +127,7 @@ def test_functions_and_files_are_told_how_to_run(nodus: Run) -> None:
 
 
 def test_ctrl_c_without_a_terminal_cancels(nodus: Run, environment: dict[str, str]) -> None:
-    command = [*HEARS_INTERRUPTS, NODUS, "run", "--no-source", "--name", "stop-me", "--", "sh", "-c", "echo up; exec sleep 60"]
+    command = [*RUN, "stop-me", "--", "sh", "-c", "echo up; exec sleep 60"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -141,7 +141,7 @@ def test_ctrl_c_without_a_terminal_cancels(nodus: Run, environment: dict[str, st
 def test_ctrl_c_at_a_terminal_asks(environment: dict[str, str], answer: str, words: str) -> None:
     name = f"ask-{answer[0]}"
     parent, child = pty.openpty()
-    command = [*HEARS_INTERRUPTS, NODUS, "run", "--no-source", "--name", name, "--", "sh", "-c", "echo up; exec sleep 60"]
+    command = [*RUN, name, "--", "sh", "-c", "echo up; exec sleep 60"]
     process = subprocess.Popen(
         command, env={**environment, "TERM": "dumb"}, stdin=child, stdout=child, stderr=child, start_new_session=True
     )

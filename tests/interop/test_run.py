@@ -94,8 +94,8 @@ def test_interrupt_cancels(desk: Desk, ours: Desk) -> None:
     for number, user in enumerate((desk, ours)):
         nodus = str(user.bin / "nodus")
         # started by something in the background, tests have SIGINT ignored, and so has what they start
-        hearing = ("env", "--default-signal=INT")
-        command = [*hearing, nodus, "run", "--no-source", "--name", f"int-{number}", "--", "sh", "-c", "echo up; sleep 60"]
+        run = ("env", "--default-signal=INT", nodus, "run", "--no-source", "--name")
+        command = [*run, f"int-{number}", "--", "sh", "-c", "echo up; sleep 60"]
         process = subprocess.Popen(
             command, env=user.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
