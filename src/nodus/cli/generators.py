@@ -16,7 +16,7 @@ from nodus.cli.options import did, dry_run_option, output_option, print_results
 from nodus.cli.session import Session, connected, object_label
 from nodus.client.http import new_key
 from nodus.client.kinds import GROUP, find_kind
-from nodus.client.resources import JsonObject
+from nodus.client.resources import Applied, JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,23 +195,23 @@ def manifest(kind: str, name: str, spec: JsonObject, version: str = "v1") -> Jso
 
 def create_one(session: Session, document: JsonObject, dry_run: str, output: str | None) -> JsonObject:
     """Create an object, or say what would come of it; print it as asked, and return the answer."""
-    obj = created(session, document, dry_run)
+    obj, outcome = created(session, document, dry_run)
     if output is not None:
         print_results([obj], output, dry_run)
     else:
-        print(f"{object_label(obj)} {did('created', dry_run)}")
+        print(f"{object_label(obj)} {did(outcome, dry_run)}")
     return obj
 
 
-def created(session: Session, document: JsonObject, dry_run: str, idempotency_key: str | None = None) -> JsonObject:
+def created(session: Session, document: JsonObject, dry_run: str, idempotency_key: str | None = None) -> Applied:
     """Create an object and return the server's answer; a dry run's answer where that is asked for."""
     if dry_run == "client":
         metadata = dict(document.get("metadata") or {})
         kind = find_kind(str(document["kind"]))
         if kind is None or kind.namespaced:
             metadata.setdefault("namespace", session.project)
-        return document | {"metadata": metadata}
+        return Applied(document | {"metadata": metadata}, "created")
     if dry_run == "server":
-        return session.run(session.resources.plan(document)).object
+        return Applied(session.run(session.resources.plan(document)).object, "created")
     key = idempotency_key or new_key("create").replace("sdk:", "nodus-", 1)
-    return session.run(session.resources.create(document, idempotency_key=key))
+    return session.run(session.resources.create_or_find(document, idempotency_key=key))

@@ -17,6 +17,7 @@ from nodus.cli.session import Session
 from nodus.client import runlog
 from nodus.client.resources import JsonObject
 from nodus.core.durations import format_duration
+from nodus.core.errors import NodusError
 
 EXIT_OTHER, EXIT_DEADLINE = 125, 124
 """An end that is not the command's own; its time ran out."""
@@ -46,8 +47,25 @@ class RunView:
         self._session.run(self._until(lambda phase: phase not in ("Queued", "Provisioning"), "its start"))
         self._session.run(self._copy())
         self.job = self._session.run(self._until(lambda phase: phase in runlog.TERMINAL, "its end"))
-        say(*self.result_lines())
+        say(*self.result_lines(), *self._missing_outputs())
         return exit_code(self.job)
+
+    def _missing_outputs(self) -> list[str]:
+        """Return a line for each output that was asked for and not written."""
+        metadata, spec = self.job["metadata"], self.job.get("spec") or {}
+        if not spec.get("outputs") or _phase(self.job) != "Succeeded":
+            return []
+        wanted = {"kind": "Job", "name": self.name, "namespace": self.project}
+        fields = {f"involvedObject.{key}": value for key, value in wanted.items()}
+        try:
+            found = self._session.run(self._session.resources.list("Event", fields=fields))
+        except NodusError:
+            return []  # a key without the scope still runs Jobs
+        return [
+            f"   {_mark('!', 'yellow')} {event.get('message')}"
+            for event in found
+            if event.get("reason") == "OutputMissing" and event["involvedObject"].get("uid") == metadata.get("uid")
+        ]
 
     async def _copy(self) -> None:
         output = sys.stdout.buffer

@@ -174,12 +174,24 @@ class Resources:
             Invalid: With every mistake in ``causes``.
             PreconditionFailed: When ``if_match`` no longer holds.
         """
+        made = await self.create_or_find(document, project=project, if_match=if_match, idempotency_key=idempotency_key)
+        return made.object
+
+    async def create_or_find(
+        self,
+        document: Mapping[str, Any],
+        *,
+        project: str | None = None,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Applied:
+        """As `create`; the outcome is ``unchanged`` where the object was there already, with the same spec."""
         body, path = await self._addressed(document, project)
         headers = {"If-Match": if_match} if if_match else None
-        result: JsonObject = await self.api.call(
+        answer = await self.api.answer(
             "POST", path, body=body, headers=headers, idempotency_key=idempotency_key or new_key("create")
         )
-        return result
+        return Applied(answer.content(), "unchanged" if answer.status == 200 else "created")
 
     async def create_many(self, documents: Sequence[Mapping[str, Any]], *, project: str | None = None) -> JsonObjects:
         """Create objects of one kind, in order, in batches of which each is made whole or not at all.

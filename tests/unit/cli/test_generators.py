@@ -158,8 +158,13 @@ def test_the_key_of_an_apikey_is_the_only_line_of_output(
         ]
         assert cli.main(words) == 0
         spec = server.asked[0].json["spec"]
-    assert spec == {"scopes": ["jobs:write", "volumes:read", "x:read"], "expires": "720h"}
-    assert capsys.readouterr().out == "nodus_secret\n"
+        assert spec == {"scopes": ["jobs:write", "volumes:read", "x:read"], "expires": "720h"}
+        assert capsys.readouterr().out == "nodus_secret\n"
+        # Nobody can read it again: that it is there already must not look like a key without a key.
+        server.script = lambda asked: Reply(asked.json | {"status": {"phase": "Active"}}, 200)
+        assert cli.main(words) == 1
+        said = capsys.readouterr()
+        assert "nodus delete apikey/ci" in said.err and said.out == ""
     assert cli.main(["create", "apikey", "ci", "--expires", "soon"]) == 2
 
 

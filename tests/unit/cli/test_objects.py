@@ -300,6 +300,46 @@ def test_other_spellings_and_what_is_not_here_yet(run: Run) -> None:
     )
 
 
+def test_create_tells_what_was_there_already(run: Run, server: FakeServer) -> None:
+    server.script = lambda asked: Reply(asked.json, 200)
+    assert run("create", "volume", "data")[1] == "volume/data unchanged\n"
+
+
+def test_run_does_not_pass_off_an_earlier_job_of_the_name_as_a_new_one(run: Run, server: FakeServer) -> None:
+    server.script = lambda asked: Reply(asked.json | {"status": {"phase": "Succeeded"}}, 200)
+    code, out, err = run("run", "-d", "--no-source", "--name", "first", "--", "date")
+    assert (code, out) == (0, "job/first\n")
+    assert err.startswith("job/first is there already and runs no second time")
+
+
+def test_run_names_the_outputs_that_were_not_written(run: Run, server: FakeServer) -> None:
+    job = {"kind": "Job", "metadata": {"name": "j", "namespace": "default", "uid": "u", "resourceVersion": "1"},
+           "spec": {"outputs": [{"name": "x", "path": "/workspace/x"}]}, "status": {"phase": "Succeeded"}}  # fmt: skip
+
+    def script(asked: Asked) -> Reply:
+        if asked.path.endswith("/events"):
+            told = (
+                ("u", "OutputMissing", "x was not written"),
+                ("u", "Started", "runs"),
+                ("v", "OutputMissing", "old"),
+            )
+            items = [{"involvedObject": {"uid": u}, "reason": reason, "message": text} for u, reason, text in told]
+            return Reply({"metadata": {}, "items": items})
+        if asked.path.endswith("/attempts"):
+            return Reply({"metadata": {}, "items": []})
+        return Reply(job, 201 if asked.method == "POST" else 200)
+
+    server.script = script
+    code, _, err = run("run", "--no-source", "--output", "x=/workspace/x", "--", "true")
+    assert (code, err.splitlines()[-1]) == (0, "   ! x was not written")
+
+
+def test_delete_goes_on_after_one_that_is_not_there(run: Run, server: FakeServer) -> None:
+    code, out, err = run("delete", "job/nope", "job/done", "job/other")
+    assert (code, out) == (1, "job/done deleted\n")
+    assert "jobs/nope not found" in err and "jobs/other not found" in err
+
+
 @pytest.mark.parametrize(
     ("words", "command", "workdir"),
     [

@@ -11,6 +11,7 @@ from nodus.cli.generators import created, manifest
 from nodus.cli.options import did, dry_run_option, output_option, print_results
 from nodus.cli.session import Session, connected, object_label
 from nodus.client.resources import JsonObject
+from nodus.core.errors import AlreadyExists
 from nodus.core.validity import expiry_of
 
 
@@ -51,7 +52,12 @@ def command(
     spec.update({key: value for key, value in given.items() if value})
     if service_account:
         spec |= {"serviceAccountName": service_account, "project": session.project}
-    obj = created(session, manifest("APIKey", name, spec), dry_run)
+    obj, outcome = created(session, manifest("APIKey", name, spec), dry_run)
+    if outcome == "unchanged":
+        raise AlreadyExists(
+            f"the key {name!r} is there already, and was shown when it was made",
+            fix=f"Use another name, or make it anew after `nodus delete apikey/{name}`.",
+        )
     if output is not None:
         print_results([obj], output, dry_run)
         return

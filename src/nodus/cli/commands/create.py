@@ -97,10 +97,10 @@ def _from_files(
     results: list[JsonObject] = []
     try:
         for document in documents:
-            obj = created(session, document, dry_run, idempotency_key)
+            obj, outcome = created(session, document, dry_run, idempotency_key)
             results.append(obj)
             if output is None:
-                print(f"{object_label(obj)} {did('created', dry_run)}")
+                print(f"{object_label(obj)} {did(outcome, dry_run)}")
     finally:  # what was done before an error is shown as well
         if output is not None and results:
             print_results(results, output, dry_run)

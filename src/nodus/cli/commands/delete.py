@@ -8,6 +8,7 @@ import click
 
 from nodus.cli.conditions import GONE
 from nodus.cli.options import did, dry_run_option, files_option, objects_argument, recursive_option
+from nodus.cli.render import error_lines
 from nodus.cli.session import Session, connected
 from nodus.cli.targets import Target, parse_targets, selected, targets_of_files
 from nodus.cli.waiting import wait_for_all
@@ -69,15 +70,24 @@ def command(
     )
     if not targets:
         print("No resources found.", file=sys.stderr)
-    gone = []
+    gone, missing = [], None
     for target in targets:
-        if _delete(session, target, cascade, ignore_not_found, dry_run):
-            gone.append(target)
-            if not wait or dry_run != "none":
-                print(f"{target.kind.singular}/{target.name} {did('deleted', dry_run)}")
+        try:
+            if not _delete(session, target, cascade, ignore_not_found, dry_run):
+                continue
+        except NotFound as error:  # the others are deleted all the same
+            if missing is not None:
+                print(*error_lines(missing), sep="\n", file=sys.stderr)
+            missing = error
+            continue
+        gone.append(target)
+        if not wait or dry_run != "none":
+            print(f"{target.kind.singular}/{target.name} {did('deleted', dry_run)}")
     if wait and gone and dry_run == "none":
         for label in wait_for_all(session, gone, GONE, timeout_s):
             print(f"{label} deleted")
+    if missing is not None:
+        raise missing
 
 
 def _delete(session: Session, target: Target, cascade: str, ignore_not_found: bool, dry_run: str) -> bool:

@@ -114,14 +114,17 @@ def _run(session: Session, document: JsonObject, flags: dict[str, Any]) -> int:
         return 0
     made = f"run-{sha256[:16]}-{secrets.token_hex(4)}" if sha256 else f"run-{secrets.token_hex(8)}"
     key = flags["idempotency_key"] or made
-    view = RunView(session, session.run(session.resources.create(document, idempotency_key=key)))
+    job, outcome = session.run(session.resources.create_or_find(document, idempotency_key=key))
+    view = RunView(session, job)
     label, _, told = estimate_line(view.job, dry_run=False).partition(" · ")
+    if outcome == "unchanged":
+        outcome = "is there already and runs no second time; another --name, or none, makes a new Job"
     if flags["detach"]:
-        say(f"{label} created · {told} · nodus logs -f {label}")
+        say(f"{label} {outcome} · {told} · nodus logs -f {label}")
         if not is_terminal(sys.stdout):
             print(label)
         return 0
-    say(f"{label} created · {told} · Ctrl+C to cancel, -d to detach")
+    say(f"{label} {outcome} · {told} · Ctrl+C to cancel, -d to detach")
     try:
         return view.follow()
     except KeyboardInterrupt:
