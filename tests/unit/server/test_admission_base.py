@@ -80,5 +80,5 @@ def test_caps_only_rise(before: str | None, after: str | None, allowed: bool) ->
     if allowed:
         check_immutable(JOB, *specs)
     else:
-        with pytest.raises(Invalid):
+        with pytest.raises(FieldImmutable):
             check_immutable(JOB, *specs)
