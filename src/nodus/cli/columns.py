@@ -52,6 +52,10 @@ def _cell(values: list[Any]) -> str:
     return ",".join(as_text(value) for value in values) or NONE
 
 
+WITHOUT = (2, 0.0, "")
+"""What an object without the field is sorted by."""
+
+
 def sort_key(path: str, obj: JsonObject) -> tuple[int, float, str]:
     """Return what to sort an object by: numbers before texts, and objects without the field last.
 
@@ -64,7 +68,7 @@ def sort_key(path: str, obj: JsonObject) -> tuple[int, float, str]:
         raise click.UsageError(f"--sort-by: {error}.") from error
     value = found[0] if found else None
     if value is None:
-        return (2, 0.0, "")
+        return WITHOUT
     try:  # amounts and counters are decimal texts on the wire
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):

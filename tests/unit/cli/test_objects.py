@@ -266,6 +266,9 @@ def test_sort_orders_rows_by_a_field_that_tables_lack(run: Run, server: FakeServ
     assert run("get", "jobs", "--sort-by", ".status.cost.totalUSD")[1].split() == ["NAME", "b", "a", "c"]
     listed = json.loads(run("get", "jobs", "--sort-by", ".status.cost.totalUSD", "-o", "json")[1])
     assert [item["metadata"]["name"] for item in listed["items"]] == ["b", "a", "c"]
+    _, out, err = run("get", "jobs", "--sort-by", ".spec.nonsense")
+    assert out.split() == ["NAME", "a", "b", "c"]
+    assert err == "warning: not sorted: none of these objects has .spec.nonsense\n"
 
 
 def test_control_characters_of_others_do_not_reach_the_terminal(run: Run, server: FakeServer) -> None:

@@ -202,9 +202,12 @@ def _identity(obj: JsonObject) -> tuple[str, str]:
 
 
 def _sorted(items: list[JsonObject], path: str) -> list[JsonObject]:
-    from nodus.cli.columns import sort_key
+    from nodus.cli.columns import WITHOUT, sort_key
 
-    return sorted(items, key=lambda item: sort_key(path, item))
+    keys = [sort_key(path, item) for item in items]
+    if keys and set(keys) == {WITHOUT}:
+        print(f"warning: not sorted: none of these objects has {path}", file=sys.stderr)
+    return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
 
 
 def _print_lines(printer: TablePrinter, table: JsonObject) -> None:
