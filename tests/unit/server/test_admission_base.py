@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodus.core.errors import FieldImmutable, Invalid
+from nodus.core.errors import FieldImmutable
 from nodus.core.kinds import JOB, TRAINING_JOB
 from nodus.server.kinds.base import check_immutable, decode_all, same_spec
 
