@@ -2,7 +2,7 @@
 
 What git would ignore stays out (``.gitignore`` of the directory, of those below it and of those above it in the same
 repository), and so does what ``.nodusignore`` names, in the same syntax; it has the last word. Version control, caches
-of Python, virtual environments and the usual homes of keys are never packed.
+of Python, virtual environments and the usual homes of keys are never packed, ``.env`` only when named by ``!.env``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ IGNORE_FILES = (".gitignore", ".nodusignore")
 KEY_HOLDERS = (".nodus", ".ssh", ".gnupg", ".aws", ".netrc", ".git-credentials", ".pypirc")
 """Where clients keep keys: somebody who runs a command in their home directory doesn't mean to send these."""
 ALWAYS_LEFT_OUT = frozenset({".git", ".hg", ".svn", ".jj", "__pycache__", ".DS_Store", *KEY_HOLDERS})
+LEFT_OUT_UNLESS_NAMED = frozenset({".env"})
+"""Holds keys more often than not, but a program may need it: ``!.env`` in ``.nodusignore`` sends it."""
 _LISTED = 5
 
 
@@ -168,9 +170,13 @@ def _below(root: Path, directory: Path, above: tuple[_Rules, ...], archive: Arch
     for entry in entries:
         path = directory / entry.name
         is_directory = entry.is_dir(follow_symlinks=False)
-        if entry.name in ALWAYS_LEFT_OUT or _ignored(rules, path, is_directory=is_directory):
+        ignored = _ignored(rules, path, is_directory=is_directory)
+        if entry.name in ALWAYS_LEFT_OUT or ignored:
             continue
         name = path.relative_to(root).as_posix()
+        if ignored is None and entry.name in LEFT_OUT_UNLESS_NAMED:
+            archive.skipped.append(f"{name}: may hold keys; write !{entry.name} into .nodusignore to send it")
+            continue
         if entry.is_symlink():
             if (why := _leads_out(root, path)) is not None:
                 archive.skipped.append(f"{name}: {why}")
@@ -187,12 +193,13 @@ def _below(root: Path, directory: Path, above: tuple[_Rules, ...], archive: Arch
         yield name, path
 
 
-def _ignored(rules: tuple[_Rules, ...], path: Path, *, is_directory: bool) -> bool:
+def _ignored(rules: tuple[_Rules, ...], path: Path, *, is_directory: bool) -> bool | None:
+    """Whether a path is ignored; None where no rule speaks of it."""
     for given in reversed(rules):  # the rules nearest to a file have the last word
         verdict = given.says(path, is_directory=is_directory)
         if verdict is not None:
             return verdict
-    return False
+    return None
 
 
 def _rules_of(directory: Path) -> tuple[_Rules, ...]:

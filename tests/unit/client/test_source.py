@@ -87,6 +87,18 @@ def test_version_control_caches_and_virtual_environments_stay_out(tmp_path: Path
     assert names(tmp_path) == ["a"]
 
 
+def test_env_files_go_only_when_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, a="", sub__b="")
+    for path in (".env", "sub/.env"):
+        (tmp_path / path).write_text("KEY=secret\n")
+    with packed(tmp_path) as archive:
+        assert [told.split(":")[0] for told in archive.skipped] == [".env", "sub/.env"]
+        assert "!.env" in archive.skipped[0]
+    assert names(tmp_path) == ["a", "sub/b"]
+    (tmp_path / ".nodusignore").write_text("!/.env\n/sub/.env\n")
+    assert names(tmp_path) == [".env", ".nodusignore", "a", "sub/b"]
+
+
 def test_links_that_lead_out_are_left_out_and_told(tmp_path: Path) -> None:
     write(tmp_path, a="1", sub__b="2")
     for name, target in (("in", "a"), ("sub/up", "../a"), ("out", "../x"), ("sub/far", "../../x"), ("abs", "/etc")):
