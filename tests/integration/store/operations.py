@@ -11,11 +11,12 @@ from sqlalchemy import Connection
 from nodus.core.errors import NodusError, NotFound
 from nodus.core.kinds import KINDS
 from nodus.server.store import Object, Store, objects
+from nodus.server.store.context import lock_objects
 
 JOB, ATTEMPT = KINDS["Job"], KINDS["Attempt"]
 NAMES = ("a", "b", "c", "d")
 PHASES = ("Queued", "Running", "Failed")
-APPS = ("web", "db")
+APPS = ("web", "db", None)
 HOLD = "test/hold"
 
 
@@ -41,9 +42,14 @@ class Operation:
         return _VERBS[self.verb](conn, project, self.name, self.value)
 
 
+def _labels(value: int) -> dict[str, str]:
+    app = APPS[value // 2 % 3]
+    return {} if app is None else {"app": app}
+
+
 def _create(conn: Connection, project: str, name: str, value: int) -> Object:
     return objects.create(
-        conn, JOB, project, name, {"value": value}, labels={"app": APPS[value % 2]},
+        conn, JOB, project, name, {"value": value}, labels=_labels(value),
         status={"phase": PHASES[value % 3]}, finalizers=[HOLD] if value % 5 == 4 else (),
     )  # fmt: skip
 
@@ -51,7 +57,7 @@ def _create(conn: Connection, project: str, name: str, value: int) -> Object:
 def _adopt(conn: Connection, project: str, name: str, value: int) -> Object:
     owner = objects.get(conn, JOB, project, name)
     child = f"{name}-{value}"
-    return objects.create(conn, ATTEMPT, project, child, {"value": value}, owner=owner, labels={"app": APPS[value % 2]})
+    return objects.create(conn, ATTEMPT, project, child, {"value": value}, owner=owner, labels=_labels(value))
 
 
 def _spec(conn: Connection, project: str, name: str, value: int) -> Object:
@@ -59,7 +65,7 @@ def _spec(conn: Connection, project: str, name: str, value: int) -> Object:
 
 
 def _label(conn: Connection, project: str, name: str, value: int) -> Object:
-    return objects.update(conn, objects.get(conn, JOB, project, name), labels={"app": APPS[value % 2]})
+    return objects.update(conn, objects.get(conn, JOB, project, name), labels=_labels(value))
 
 
 def _status(conn: Connection, project: str, name: str, value: int) -> Object:
@@ -76,6 +82,11 @@ def _delete(conn: Connection, project: str, name: str, value: int) -> None:
     objects.delete(conn, objects.get(conn, JOB, project, name), propagation)  # type: ignore[arg-type]
 
 
+def _look(conn: Connection, project: str, name: str, value: int) -> None:
+    lock_objects(conn)
+    assert objects.exists(conn, JOB, project, name) == (objects.find(conn, JOB, project, name) is not None)
+
+
 def _break_early(conn: Connection, project: str, name: str, value: int) -> None:
     objects.find(conn, JOB, project, name)
     raise Broken("before it wrote")
@@ -86,6 +97,7 @@ def _break_late(conn: Connection, project: str, name: str, value: int) -> None:
         _create(conn, project, name, value)
     else:
         _delete(conn, project, name, value)
+    _look(conn, project, name, value)
     raise Broken("after it wrote")
 
 
@@ -97,6 +109,7 @@ _VERBS = {
     "status": _status,
     "release": _release,
     "delete": _delete,
+    "look": _look,
     "break early": _break_early,
     "break late": _break_late,
 }
