@@ -124,7 +124,7 @@ class Body(Strict):
 
 def _open(path: str) -> tuple[sessionmaker[Session], sessionmaker[Session]]:
     """Make the database; return what reads and what writes it."""
-    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 60}, pool_size=40, max_overflow=0)
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 60}, pool_size=100, max_overflow=0)
 
     @event.listens_for(engine, "connect")
     def _connect(driver: Any, record: Any) -> None:
@@ -153,8 +153,10 @@ def make_app(path: str) -> FastAPI:
         with reading() as session:
             yield session
 
-    def member(authorization: Annotated[str, Header()], session: Session = Depends(read_session)) -> str:  # noqa: B008 - as FastAPI has it
-        found = session.get(StoredKey, _digest(authorization.removeprefix("Bearer ")))
+    def member(authorization: Annotated[str, Header()]) -> str:
+        # A session of its own: one shared with the endpoint would stay open as long as a watch does.
+        with reading() as session:
+            found = session.get(StoredKey, _digest(authorization.removeprefix("Bearer ")))
         if found is None:
             raise HTTPException(401, "unknown key")
         return found.member

@@ -13,6 +13,7 @@ must have no effects but on the database. States: open -> closed; a closed store
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -62,6 +63,8 @@ class Store:
         self._write_engine, self._read_engine = writer, reader
         self._readers = ThreadPoolExecutor(dialects.READERS, thread_name_prefix="nodus-store-reader")
         self._closed = False
+        self._outbox_lock = threading.Lock()
+        self._outbox: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._memo = Memo(dialects.VersionProbe(str(url.database))) if self.dialect == "sqlite" else None
         self.feed: Feed = make_feed(url, self.read_sync)
         threads = 1 if self.dialect == "sqlite" else dialects.PG_WRITERS
@@ -109,10 +112,29 @@ class Store:
             StoreError: the database failed; nothing of ``fn`` is kept.
             Exception: whatever ``fn`` raised; nothing of it is kept.
         """
+        self._refuse_if_closed()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._writer.submit(Job(partial(fn, **kwargs) if kwargs else fn, args, future, loop))
+        job = Job(partial(fn, **kwargs) if kwargs else fn, args, future, loop)
+        with self._outbox_lock:
+            waiting = self._outbox.get(loop)
+            if waiting is None:
+                waiting = self._outbox[loop] = []
+                # Handed over when every task that is ready now has run: what they write goes into one commit, and the
+                # writer does not fight them for the interpreter meanwhile.
+                loop.call_soon(self._hand_over, loop)
+            waiting.append(job)
         return await future
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._outbox_lock:
+            jobs = self._outbox.pop(loop, [])
+        try:
+            self._writer.submit(*jobs)
+        except StoreClosed as error:
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(error)
 
     def write_sync(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Like :meth:`write`, for threads and tests; blocks."""
@@ -161,6 +183,8 @@ class Store:
         """Finish the queued writes and let go of the database."""
         if self._closed:
             return
+        for loop in list(self._outbox):
+            self._hand_over(loop)
         self._writer.close()
         self.feed.close()
         self._closed = True

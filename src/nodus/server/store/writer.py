@@ -85,8 +85,8 @@ class GroupWriter:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Queue a transaction.
+    def submit(self, *jobs: Job) -> None:
+        """Queue transactions.
 
         Raises:
             StoreClosed: after :meth:`close`.
@@ -94,7 +94,8 @@ class GroupWriter:
         with self._gate:
             if self._closed:
                 raise StoreClosed("the store is closed")
-            self._queue.put(job)
+            for job in jobs:
+                self._queue.put(job)
 
     def owns_current_thread(self) -> bool:
         """Tell whether the caller is a transaction of this writer, where waiting for another would never end."""
