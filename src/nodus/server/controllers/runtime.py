@@ -84,6 +84,8 @@ class Controller(Protocol[C]):
     kind: Kind
     watches: tuple[Kind, ...]
     """Kinds whose objects, when they change, wake their owners of ``kind``."""
+    rests_in: frozenset[str]
+    """Phases in which objects need no pass although they are not terminal; there may be very many."""
 
     def eligible(self, obj: Object) -> bool:
         """Tell whether the object needs passes at all; what is finished does not."""
@@ -114,6 +116,7 @@ class BaseController:
     """Defaults for controllers: unfinished objects are eligible, results go to ``ctx.result``, no action."""
 
     watches: tuple[Kind, ...] = ()
+    rests_in: frozenset[str] = frozenset()
 
     def eligible(self, obj: Object) -> bool:
         """Tell whether the object is not in a terminal phase, or is being deleted."""
@@ -353,7 +356,7 @@ def _load(conn: Connection, controller: Controller[Any], uid: str) -> tuple[Obje
 
 def _eligible_uids(conn: Connection, controller: Controller[Any], whole: bool) -> list[str]:
     kind = controller.kind
-    live = [phase for phase in kind.phases if not kind.is_terminal(phase)]
+    live = [phase for phase in kind.phases if not kind.is_terminal(phase) and phase not in controller.rests_in]
     indexed = bool(live) and "status.phase" in kind.selectable_fields
     fields = f"status.phase in ({','.join(live)})" if indexed and not whole else None
     page = objects.list_(conn, kind, None, fields=fields)

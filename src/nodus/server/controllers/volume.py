@@ -65,6 +65,7 @@ class VolumeController(BaseController):
     """
 
     kind = VOLUME
+    rests_in = frozenset({"Ready", "Failed"})
 
     def __init__(self, services: Services, models: ModelService, files: VolumeFiles) -> None:
         self._services = services

@@ -53,7 +53,8 @@ def unpack(data: bytes) -> Any:
 
 def to_us(moment: datetime) -> int:
     """Return microseconds since the epoch of a timezone-aware moment."""
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def from_us(value: int) -> datetime:

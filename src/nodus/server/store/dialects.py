@@ -115,7 +115,8 @@ def _sqlite(url: URL, shared: Shared, *, sync: bool, read_only: bool) -> Engine:
         attach(record.info, shared)
         driver.execute("PRAGMA foreign_keys=ON")
         driver.execute(f"PRAGMA synchronous={'FULL' if sync else 'OFF'}")
-        driver.execute("PRAGMA cache_size=-16000")
+        # KiB. Readers are many, and what they don't find is in the system's cache.
+        driver.execute(f"PRAGMA cache_size=-{4_000 if read_only else 16_000}")
         driver.execute("PRAGMA temp_store=MEMORY")
         if read_only:
             driver.execute("PRAGMA query_only=ON")

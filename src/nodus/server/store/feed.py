@@ -137,12 +137,9 @@ class Feed:
             bell = self._bells.get(loop)
             if bell is None:
                 bell = self._bells[loop] = _Bell(loop)
-            rung = bell.rung
             ready = self._cursor > rv or self._closed
-        if not ready:
-            done, _ = await asyncio.wait((rung,), timeout=timeout_s)
-            if not done:
-                return False
+        if not ready and not await bell.wait(timeout_s):
+            return False
         if self._closed:
             raise StoreClosed("the store is closed")
         return True
@@ -233,8 +230,7 @@ class Feed:
         """Wake everybody who waits in this loop; runs there."""
         with self._lock:
             bell.pending = False
-            rung, bell.rung = bell.rung, bell.loop.create_future()
-        rung.set_result(None)
+        bell.ring()
 
     def _wait_for_news(self) -> None:
         self._pause()
@@ -297,13 +293,36 @@ class PostgresFeed(Feed):
 class _Bell:
     """What all tasks of one event loop wait for."""
 
-    __slots__ = ("loop", "pending", "rung")
+    __slots__ = ("_waiting", "loop", "pending")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.pending = False
         """It will ring in a moment; once is enough."""
-        self.rung: asyncio.Future[None] = loop.create_future()
+        self._waiting: set[asyncio.Future[bool]] = set()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Wait until it rings; False when ``timeout_s`` passed first."""
+        waiter: asyncio.Future[bool] = self.loop.create_future()
+        self._waiting.add(waiter)
+        timer = None if timeout_s is None else self.loop.call_later(timeout_s, _tell, waiter, False)
+        try:
+            return await waiter
+        finally:
+            self._waiting.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    def ring(self) -> None:
+        """Wake everybody."""
+        waiting, self._waiting = self._waiting, set()
+        for waiter in waiting:
+            _tell(waiter, True)
+
+
+def _tell(waiter: asyncio.Future[bool], rung: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(rung)
 
 
 def _number(change: Change) -> int:

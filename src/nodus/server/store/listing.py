@@ -22,7 +22,7 @@ from nodus.server.store.codec import clean, dumps, loads
 from nodus.server.store.context import org_of, rv_now
 from nodus.server.store.object import Object, from_row
 from nodus.server.store.portions import read_in_portions
-from nodus.server.store.rows import indexed
+from nodus.server.store.rows import INDEXED_LENGTH, indexed
 from nodus.server.store.schema import object_fields, object_labels, objects
 
 Selector = str | Mapping[str, str] | tuple[Requirement, ...] | None
@@ -93,11 +93,11 @@ def list_(
         rv, after = _decode(continue_)
         if rv < changes.horizon(conn):
             raise Expired("the list's continue token is too old", fix="List again without it.")
-    query = _query(org_of(conn), kind, project, wanted_labels, wanted_fields)
+    query, left_labels, left_fields = _query(org_of(conn), kind, project, wanted_labels, wanted_fields)
     items: list[Object] = []
     size = 0
     for obj, stored in _scan(conn, query, after, one_project=project is not None and kind.namespaced):
-        if not _matches(obj, wanted_labels, wanted_fields) or (visible is not None and not visible(obj)):
+        if not _matches(obj, left_labels, left_fields) or (visible is not None and not visible(obj)):
             continue
         if items and (len(items) == limit or (most_bytes is not None and size >= most_bytes)):
             last = items[-1]
@@ -115,24 +115,38 @@ def count(conn: Connection, kind: Kind, project: str | None) -> int:
     return int(conn.execute(query).scalar_one())
 
 
+_Terms = tuple[Requirement, ...]
+
+
 def _query(
-    org: str, kind: Kind, project: str | None, labels: tuple[Requirement, ...], fields: tuple[Requirement, ...]
-) -> Select[Any]:
+    org: str, kind: Kind, project: str | None, labels: _Terms, fields: _Terms
+) -> tuple[Select[Any], _Terms, _Terms]:
+    """Return the statement, and the terms of labels and fields that are left to compare after reading."""
     query = select(objects).where(objects.c.org == org, objects.c.kind == kind.name)
     if project is not None and kind.namespaced:
         query = query.where(objects.c.project == project)
+    left_labels: list[Requirement] = []
+    left_fields: list[Requirement] = []
     for term in labels:
-        if (condition := _indexed(object_labels, "key", org, term)) is not None:
+        condition = _indexed(object_labels, "key", org, term)
+        if condition is None:
+            left_labels.append(term)
+        else:
             query = query.where(condition)
     for term in fields:
-        if term.key in ("metadata.name", "metadata.namespace") and term.operator in ("=", "in"):
-            column = objects.c.name if term.key == "metadata.name" else objects.c.project
-            query = query.where(column.in_(term.values))
-        elif (
-            term.key in kind.selectable_fields and (condition := _indexed(object_fields, "path", org, term)) is not None
-        ):
+        condition = _of_field(kind, org, term)
+        if condition is not None:
             query = query.where(condition)
-    return query.order_by(objects.c.project, objects.c.name)
+        if condition is None or any(indexed(value) != value or len(value) >= INDEXED_LENGTH for value in term.values):
+            left_fields.append(term)
+    return query.order_by(objects.c.project, objects.c.name), tuple(left_labels), tuple(left_fields)
+
+
+def _of_field(kind: Kind, org: str, term: Requirement) -> ColumnElement[bool] | None:
+    if term.key in ("metadata.name", "metadata.namespace"):
+        column = objects.c.name if term.key == "metadata.name" else objects.c.project
+        return column.in_(term.values) if term.operator in ("=", "in") else None
+    return _indexed(object_fields, "path", org, term) if term.key in kind.selectable_fields else None
 
 
 def _indexed(table: Any, key_column: str, org: str, term: Requirement) -> ColumnElement[bool] | None:

@@ -107,9 +107,13 @@ def declared_fields(obj: Object) -> dict[str, str]:
     return {path: value for path, value in found if value is not None}
 
 
+INDEXED_LENGTH = 256
+"""Longer values are found by their beginning and compared after."""
+
+
 def indexed(value: str) -> str:
     """Return a field's value as the index holds it: what is longer is found by its beginning and compared after."""
-    return clean(value)[:256]
+    return clean(value)[:INDEXED_LENGTH]
 
 
 _Entries = dict[tuple[str, str], str]
