@@ -31,6 +31,7 @@ nodus apply -f same.yaml --dry-run
 nodus wait job/none --for=delete
 nodus create secret same --from-literal A=b
 nodus nope
+nodus get jobs --field-selector status.phse=Running
 """.strip().splitlines()
 NEW = "nodus create secret same --from-literal A=b"
 MORE = """
@@ -46,6 +47,7 @@ nodus get environments -n nodus
 nodus get trainingruntimes -n nodus
 nodus get gpus
 nodus get jobs -l app=nope
+nodus get jobs --field-selector status.phase=Succeeded,metadata.name=same -o name
 nodus get job/none
 nodus get nope
 nodus auth can-i create jobs

@@ -199,8 +199,10 @@ async def test_label_selectors(api: Api, put: Callable[..., Object], selector: s
         ("status.phase!=Ready", "z"),
         ("status.revision=3", "y"),
         ("spec.source.library=a", "z"),
-        ("spec.no.such.field=1", ""),
-        ("spec.no.such.field!=1", "x y z"),
+        ("spec.source.git.repo=1", ""),
+        ("spec.source.git.repo!=1", "x y z"),
+        ("status.revision", "y"),
+        ("!status.revision", "x z"),
     ],
 )
 async def test_field_selectors_take_any_dotted_path(
@@ -211,3 +213,43 @@ async def test_field_selectors_take_any_dotted_path(
     put("Volume", "z", {"source": {"library": "a"}}, status={"phase": "Pending"})
     shown = await api.ok("GET", VOLUMES, params={"fieldSelector": selector})
     assert [item["metadata"]["name"] for item in shown["items"]] == names.split()
+
+
+@pytest.mark.parametrize(
+    ("selector", "said"),
+    [
+        ("status.phse=Ready", "'status.phse' (did you mean 'status.phase'?)"),
+        ("status.phse!=Ready", "'status.phse'"),
+        ("spec.access_mode=ReadWriteOnce", "did you mean 'spec.accessMode'?"),
+        ("spec.no.such.field=1", "'spec.no.such.field'; there are spec.accessMode, spec.size, spec.source"),
+        ("phase=Ready", "'phase'; there are apiVersion, kind, metadata, spec, status"),
+        ("spec.size.of=1", "spec.size of Volume is no object"),
+        ("status.conditions=Ready", "is a list"),
+        ("status.conditions.0.type=Ready", "a list, which selectors can't look into"),
+        ("metadata.labels.nodus.dev/x=y", "labelSelector"),
+        ("status.phase=ready", "phase 'ready' (did you mean 'Ready'?); there are Pending, Ready, Failed"),
+        ("status.phase in (Ready,Runing)", "'Runing'"),
+        ("metadata.name=x,status.phase!=Runing", "'Runing'"),
+    ],
+)
+@pytest.mark.parametrize("watch", ["", "true"])
+async def test_field_selector_over_what_a_kind_does_not_have_is_refused(
+    api: Api, put: Callable[..., Object], selector: str, said: str, watch: str
+) -> None:
+    put("Volume", "x", status={"phase": "Ready"})
+    status = await api.fails(400, "BadRequest", "GET", VOLUMES, params={"fieldSelector": selector, "watch": watch})
+    assert said in status["message"]
+    assert status["fix"] == "`nodus explain volume` lists the fields."
+    assert [cause["field"] in selector for cause in status["details"]["causes"]] == [True]
+
+
+async def test_every_mistake_of_a_field_selector_is_named(api: Api) -> None:
+    params = {"fieldSelector": "status.phse=Ready,spec.sise=1Gi,metadata.name=x"}
+    status = await api.fails(400, "BadRequest", "GET", VOLUMES, params=params)
+    assert [cause["field"] for cause in status["details"]["causes"]] == ["status.phse", "spec.sise"]
+
+
+async def test_shorthands_are_selected_as_they_were_written(api: Api, put: Callable[..., Object]) -> None:
+    put("Job", "a", {"command": ["true"], "resources": {"gpu": "H100:8"}})
+    shown = await api.ok("GET", JOBS, params={"fieldSelector": "spec.resources.gpu=H100:8"})
+    assert [item["metadata"]["name"] for item in shown["items"]] == ["a"]

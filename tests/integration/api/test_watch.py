@@ -174,9 +174,9 @@ async def test_change_is_encoded_once_for_all_watchers(
 async def test_resuming_with_a_selector_over_any_field_sees_what_stopped_matching(
     api: Api, services: Services, put: Callable[..., Object]
 ) -> None:
-    job = put("Job", "a", status={"step": 1})
-    services.store.write_sync(objects.update_status, job.uid, {"step": 2})
-    query = f"watch=true&resourceVersion={job.resource_version}&fieldSelector=status.step=1"
+    job = put("Job", "a", status={"attempts": 1})
+    services.store.write_sync(objects.update_status, job.uid, {"attempts": 2})
+    query = f"watch=true&resourceVersion={job.resource_version}&fieldSelector=status.attempts=1"
     async with api.stream(f"{JOBS}?{query}") as stream:
         assert name(await stream.event()) == ("DELETED", "a")
 

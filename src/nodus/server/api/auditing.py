@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from nodus.core.errors import StoreError
 from nodus.core.kinds import AUDIT_EVENT, Kind
-from nodus.core.selectors import matches_fields, parse_selector
-from nodus.server.api.call import Call, kind_of, not_found
+from nodus.core.selectors import matches_fields
+from nodus.server.api.call import Call, field_terms, kind_of, not_found
 from nodus.server.store import audit
 from nodus.server.store.audit import Actor, AuditPage, Target
 
@@ -109,7 +109,7 @@ async def list_events(call: Call) -> AuditPage:
     Raises:
         BadRequest: a selector or token can't be read.
     """
-    fields = (*parse_selector(call.query("fieldSelector") or ""), *call.principal.audit_terms())
+    fields = (*field_terms(call, AUDIT_EVENT), *call.principal.audit_terms())
     return await call.services.store.read(
         audit.list_, fields, limit=call.number("limit", 1, 10_000), continue_=call.query("continue")
     )

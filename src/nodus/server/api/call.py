@@ -11,6 +11,8 @@ from starlette.requests import Request
 from nodus.core.errors import BadRequest, NotFound
 from nodus.core.ids import name_problem
 from nodus.core.kinds import EVENT, KINDS, Kind
+from nodus.core.kinds.fields import check_field_selector
+from nodus.core.selectors import Requirement, parse_selector
 from nodus.server.api.auth import Principal
 from nodus.server.services import Services
 
@@ -78,6 +80,17 @@ class Call:
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18 and least <= int(value) <= most):
             raise BadRequest(f"{name}={value!r} is not a whole number from {least} to {most}")
         return int(value)
+
+
+def field_terms(call: Call, kind: Kind) -> tuple[Requirement, ...]:
+    """The terms of the request's field selector.
+
+    Raises:
+        BadRequest: it can't be read, or it asks for a field or phase that the kind does not have.
+    """
+    terms = parse_selector(call.query("fieldSelector") or "")
+    check_field_selector(kind, terms)
+    return terms
 
 
 def kind_of(params: dict[str, str]) -> Kind:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from nodus.core.kinds import AUDIT_EVENT, PROJECT, Kind
 from nodus.server.api import auditing, tables
-from nodus.server.api.call import Call, checked_name, not_found
+from nodus.server.api.call import Call, checked_name, field_terms, not_found
 from nodus.server.api.http import json_response
 from nodus.server.api.present import present, project_filter
 from nodus.server.store import objects
@@ -77,7 +77,7 @@ def _list(conn: Connection, call: Call, kind: Kind) -> tuple[list[dict[str, Any]
     require_project(conn, call.project)
     page = objects.list_(
         conn, kind, call.project,
-        labels=call.query("labelSelector"), fields=call.query("fieldSelector"),
+        labels=call.query("labelSelector"), fields=field_terms(call, kind),
         limit=call.number("limit", 1, 10_000), continue_=call.query("continue"),
         most_bytes=PAGE_BYTES, visible=project_filter(call.principal, kind),
     )  # fmt: skip

@@ -24,7 +24,7 @@ from nodus.core.errors import BadRequest, NodusError
 from nodus.core.kinds import Kind
 from nodus.core.selectors import parse_selector
 from nodus.server.api import tables
-from nodus.server.api.call import Call
+from nodus.server.api.call import Call, field_terms
 from nodus.server.api.http import json_bytes
 from nodus.server.api.present import project_filter
 from nodus.server.api.reading import require_project
@@ -95,7 +95,7 @@ async def watch(call: Call, kind: Kind) -> Response:
     """Open a watch on a collection."""
     call.principal.require("watch", kind, call.project)
     labels = parse_selector(call.query("labelSelector") or "")
-    fields = parse_selector(call.query("fieldSelector") or "")
+    fields = field_terms(call, kind)
     timeout_s = call.number("timeoutSeconds", 0, 86_400)
     wanted = _Watch(
         call=call, kind=kind, selection=Selection(kind, labels, fields), sees=project_filter(call.principal, kind),
