@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,45 @@ def test_what_can_be_executed_still_can_and_nothing_counts_as_changed(copy: Path
     now = list(workingcopies.tree(copy, blobs))
     assert [(item.path, oct(item.mode)) for item in now] == [("a", "0o644"), ("d/run.sh", "0o755")]
     assert workingcopies.merge(base, now, base) == base
+
+
+def test_indexes_that_start_together_share_one_whole_copy(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    expected = {f"f{number:03}": str(number) for number in range(200)}
+    for name, text in expected.items():
+        (source / name).write_text(text)
+    for round_ in range(5):
+        target, found = tmp_path / f"work{round_}" / "v", []
+        at_once = threading.Barrier(8)
+
+        def start(target: Path = target, found: list[Path] = found, at_once: threading.Barrier = at_once) -> None:
+            at_once.wait()
+            found.append(workingcopies.make(target, source))
+
+        threads = [threading.Thread(target=start) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [target] * 8
+        assert content(target) == expected
+
+
+def test_an_empty_copy_that_a_run_has_is_never_replaced(tmp_path: Path) -> None:
+    first = workingcopies.make(tmp_path / "work" / "v", None).stat().st_ino
+    assert workingcopies.make(tmp_path / "work" / "v", None).stat().st_ino == first
+
+
+def test_a_file_that_grows_while_it_is_stored_has_the_size_of_what_was_stored(copy: Path, blobs: BlobStore) -> None:
+    class Growing(BlobStore):
+        def put_file(self, source: Path) -> str:
+            with source.open("ab") as file:
+                file.write(b"more")
+            return super().put_file(source)
+
+    for item in workingcopies.tree(copy, Growing(blobs.root)):
+        assert item.size_bytes == blobs.path(item.sha256).stat().st_size
 
 
 def test_base_is_kept_beside_the_copy(copy: Path, blobs: BlobStore) -> None:

@@ -7,6 +7,7 @@ Volume, which is the revision that it was made from until the run commits or rel
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -32,12 +33,31 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make(target: Path, source: Path | None) -> Path:
-    """Return a directory that the sandbox's user may write, made from ``source`` where it is not there yet."""
-    if target.is_dir():
-        return target
+    """Return a directory that the sandbox's user may write, made from ``source`` where it is not there yet.
+
+    Indexes of a Job that start at the same time share one copy: whoever comes second waits for the first.
+    """
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
+    with _alone(target.parent):
+        if not target.is_dir():
+            _make(target, source)
+    return target
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep others out for the block; the lock goes with the process, however that ends."""
+    fd = os.open(directory, _DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make(target: Path, source: Path | None) -> None:
+    draft = target.with_name(f".{target.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)  # of a server that was killed
     if source is None:
         draft.mkdir()
     else:
@@ -47,7 +67,6 @@ def make(target: Path, source: Path | None) -> Path:
         for name in (*names, *files):
             give(Path(directory, name))
     os.rename(draft, target)
-    return target
 
 
 def give(path: Path) -> None:
@@ -78,7 +97,9 @@ def tree(directory: Path, blobs: BlobStore) -> Iterator[FileEntry]:
                     path = Path(parent, name).relative_to(directory).as_posix()
                     _check_name(path)
                     sha256 = blobs.put_file(Path(f"/proc/self/fd/{opened}"))
-                    yield FileEntry(path, sha256, info.st_size, 0o755 if info.st_mode & EXECUTABLE else 0o644)
+                    # The run may be writing to it: its size is that of what was stored.
+                    size_bytes = blobs.path(sha256).stat().st_size
+                    yield FileEntry(path, sha256, size_bytes, 0o755 if info.st_mode & EXECUTABLE else 0o644)
             finally:
                 os.close(opened)
 
