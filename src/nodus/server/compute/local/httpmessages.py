@@ -41,11 +41,14 @@ def read_request(connection: socket.socket) -> Request | None:
     if not head:
         return None
     try:
-        line, *fields = head.decode("latin-1").split("\r\n")
+        text = head.decode("latin-1")
+        line, *fields = text.split("\r\n")
         method, target, version = line.split(" ")
         headers = [(k.strip(), v.strip()) for k, v in (field.split(":", 1) for field in fields if field)]
     except ValueError:
         raise Refused(400, "BadRequest", "this is not an HTTP/1.1 request") from None
+    if {"\r", "\n"} & set(text.replace("\r\n", "")):
+        raise Refused(400, "BadRequest", "the head has a line break that is none of HTTP's")  # it would begin a header
     if not version.startswith("HTTP/1.") or not target.startswith("/") or not method.isalpha():
         raise Refused(400, "BadRequest", f"{line[:200]!r} is not a request this socket takes")
     request = Request(method, target, headers, b"")
@@ -61,9 +64,10 @@ def read_request(connection: socket.socket) -> Request | None:
 def _content_length(text: str | None) -> int:
     if text is None:
         return 0
-    if not text.isdigit():
+    # Not every sign that Unicode has for a digit is one, and Python refuses to read a number of thousands of them.
+    if not (text.isascii() and text.isdecimal()):
         raise Refused(400, "BadRequest", f"Content-Length {text[:40]!r} is not a number")
-    if int(text) > MAX_BODY_BYTES:
+    if len(text) > 18 or int(text) > MAX_BODY_BYTES:
         raise _too_large()
     return int(text)
 
