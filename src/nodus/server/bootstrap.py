@@ -15,6 +15,7 @@ from nodus.core.ids import generated_name, slug
 from nodus.core.kinds import API_KEY, MEMBER, ORGANIZATION, PROJECT
 from nodus.server import catalog, parts
 from nodus.server.api.auth import CREATED_BY, user_of
+from nodus.server.billing.pricebook import read_price_book
 from nodus.server.kinds.identity import make_key
 from nodus.server.metrics import Metrics
 from nodus.server.services import Services
@@ -58,7 +59,10 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         keyed = store.read_sync(_has_api_keys)
         signer = _open_signer(settings.data_dir / KEY_FILE, keyed)
         store.blobs.sweep()
-        services = Services(settings=settings, store=store, clock=clock, signer=signer, metrics=Metrics())
+        services = Services(
+            settings=settings, store=store, clock=clock, signer=signer, metrics=Metrics(),
+            prices=read_price_book(settings.pricebook),
+        )  # fmt: skip
         parts.build(services)
         services.checks["disk"] = lambda: low_disk(settings.data_dir)
         store.write_sync(ensure_projects)

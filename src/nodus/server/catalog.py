@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.errors import NodusError
 from nodus.core.kinds import KINDS, OFFERING, Kind
 from nodus.core.kinds.decode import decode
+from nodus.core.money import format_usd
 from nodus.server import machine
 from nodus.server.api.auth import CATALOG_PROJECT
 from nodus.server.controllers.service import node_id
@@ -25,6 +26,7 @@ from nodus.server.store.context import lock_objects
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from nodus.server.billing.pricebook import PriceBook
     from nodus.server.services import Services
     from nodus.server.store.objects import Object
 
@@ -123,7 +125,7 @@ def _keep_version(conn: Connection, obj: Object) -> None:
 def _load_offerings(conn: Connection, services: Services) -> list[str]:
     """What this machine offers, and nothing that it offered before and has no more."""
     node = node_id(services.settings.data_dir)
-    wanted = dict(_offerings(node))
+    wanted = dict(_offerings(node, services.prices))
     changed: list[str] = []
     for old in objects.list_(conn, OFFERING, None).items:
         if old.name not in wanted and old.spec.get("node") in (None, node):
@@ -141,7 +143,8 @@ def _load_offerings(conn: Connection, services: Services) -> list[str]:
     return changed
 
 
-def _offerings(node: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _offerings(node: str, prices: PriceBook) -> Iterator[tuple[str, dict[str, Any]]]:
+    """This machine's offerings by name; the price is of an hour of the whole."""
     here = machine.describe()
     common = {
         "cpu": here.cores,
@@ -150,10 +153,12 @@ def _offerings(node: str) -> Iterator[tuple[str, dict[str, Any]]]:
         "interruptible": False,
         "node": node,
     }
-    yield "local-cpu", {**common, "count": 0, "priceUSDPerHour": "0.00"}
+    cores = format_usd(prices.hour_of(None) * here.cores)
+    yield "local-cpu", {**common, "count": 0, "priceUSDPerHour": cores}
     for gpu in here.gpus:
         accelerator = {"family": gpu.family, "memory": gpu.memory, "count": gpu.count}
+        price = format_usd(prices.hour_of(gpu.family) * gpu.count)
         yield (
             f"local-{gpu.stem}-x{gpu.count}",
-            {**common, "accelerator": accelerator, "count": gpu.count, "priceUSDPerHour": "0.00"},
+            {**common, "accelerator": accelerator, "count": gpu.count, "priceUSDPerHour": price},
         )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nodus.server.billing.pricebook import PriceBook, read_price_book
+
 if TYPE_CHECKING:
     from nodus.core.clock import Clock
     from nodus.server.metrics import Metrics
@@ -24,6 +26,8 @@ class Services:
     clock: Clock
     signer: Signer
     metrics: Metrics
+    prices: PriceBook = field(default_factory=read_price_book)
+    """What things cost here."""
     base_url: str = "http://127.0.0.1:8080"
     """Origin clients reach this server at; links in responses start with it."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

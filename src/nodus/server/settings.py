@@ -57,6 +57,9 @@ class Settings(BaseModel):
     source_hosts: tuple[str, ...] = Field(
         default=(), description="Hosts and networks with private addresses that Volumes may be imported from."
     )
+    pricebook: Path | None = Field(
+        default=None, description="YAML file with prices, below the data directory; unset means that nothing costs."
+    )
     allow_unsafe_sandbox: bool = Field(default=False, description="Run untrusted code without isolation.")
     insecure_no_sync: bool = Field(default=False, description="Skip fsync on SQLite; for tests only.")
 
@@ -106,6 +109,8 @@ class Settings(BaseModel):
         merged.update(from_env)
         merged.update(given)
         merged["data_dir"] = data_dir
+        if merged.get("pricebook"):
+            merged["pricebook"] = data_dir / str(merged["pricebook"])
         try:
             return cls.model_validate(merged)
         except ValidationError as error:

@@ -53,3 +53,10 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "nodus.toml").mkdir()
     with pytest.raises(SettingsError, match=r"nodus\.toml"):
         Settings.load({"data_dir": tmp_path}, {})
+
+
+def test_a_price_book_is_found_below_the_data_directory(tmp_path: Path) -> None:
+    def found(path: str) -> Path | None:
+        return Settings.load({"data_dir": tmp_path}, {"NODUS_SERVER_PRICEBOOK": path}).pricebook
+
+    assert (found("p.yaml"), found("/etc/p.yaml")) == (tmp_path / "p.yaml", Path("/etc/p.yaml"))

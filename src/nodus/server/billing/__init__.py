@@ -1,0 +1,1 @@
+"""What things cost: the price book, and how the time of a run becomes money. The books are in ``store/ledger``."""
