@@ -83,6 +83,9 @@ class HostedProcess:
         Args:
             owner: Host uid and gid of the sandbox's processes, which may open their streams again by path.
             stdin: Whether there is input; without, it reads nothing.
+
+        Raises:
+            OSError: When there are no more descriptors to be had; :meth:`close` lets go of those there are.
         """
         inner: list[int] = []
         try:
@@ -94,9 +97,8 @@ class HostedProcess:
                 self.outputs[read_end] = stream
                 _prepare_pipe(write_end, owner)
         except OSError:
-            for fd in (*inner, *self.outputs):
+            for fd in inner:
                 os.close(fd)
-            self.outputs.clear()
             raise
         return inner
 

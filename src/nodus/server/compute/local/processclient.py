@@ -26,7 +26,7 @@ from nodus.server.compute.local.sandboxfiles import SandboxFile, delete, put
 from nodus.server.compute.processes import Activity, OpenFile, OutputPiece, ProcessSpec, ProcessState, Stream
 
 ANSWER_TIMEOUT_S = 10.0
-ABSENT_LOOK_S = 0.1
+LOOK_AGAIN_S = 0.1
 CONNECT_TRIES = 20
 _STREAMS: dict[int, Stream] = {processlog.STDOUT: "stdout", processlog.STDERR: "stderr"}
 
@@ -87,9 +87,13 @@ class LocalProcesses:
         try:
             answer = await self._ask(member, request, timeout_s + ANSWER_TIMEOUT_S)
         except (SandboxNotRunning, NotNow):
-            return (await self.state(member, key)).phase != "Running"
+            if (await self.state(member, key)).phase != "Running":
+                return True
+            # It is asked too much at once, or ends just now: callers ask again, and must not do so in a tight loop.
+            await asyncio.sleep(min(timeout_s, LOOK_AGAIN_S))
+            return False
         if answer.get("ended") and (await self.state(member, key)).phase == "Absent":
-            await asyncio.sleep(min(timeout_s, ABSENT_LOOK_S))  # Recorded, and about to be started.
+            await asyncio.sleep(min(timeout_s, LOOK_AGAIN_S))  # Recorded, and about to be started.
             return False
         return bool(answer.get("ended"))
 

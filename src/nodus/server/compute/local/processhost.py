@@ -390,12 +390,14 @@ class ProcessHost:
         spawn = {"op": "spawn", "id": key, "tty": tty, **asked}
         if len(json.dumps(spawn)) > MAX_MESSAGE_BYTES:
             return {"error": "TooLarge", "message": f"command and environment are over {MAX_MESSAGE_BYTES >> 10} KiB"}
+        process = None
         try:
-            log = ProcessLog(directory)
-            timeout_s = request.get("timeoutSeconds")
+            log, timeout_s = ProcessLog(directory), request.get("timeoutSeconds")
             process = HostedProcess(key, log, tty=tty, timeout_s=timeout_s, now=time.monotonic())
             inner = [] if tty else process.make_pipes(self._owner, stdin=bool(request["stdin"]))
         except OSError:
+            if process is not None:
+                process.close()
             shutil.rmtree(directory, ignore_errors=True)  # It was not started, and may be asked for again.
             raise
         self._processes[key] = process

@@ -56,9 +56,13 @@ class ProcessLog:
     def __init__(self, directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
         directory.mkdir(mode=0o700, parents=True)
         self._directory = directory
-        self._log = logstore.LogWriter(directory / "log", limit_bytes=limit_bytes)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._switches = os.open(directory / "streams", flags, 0o600)
+        try:
+            self._log = logstore.LogWriter(directory / "log", limit_bytes=limit_bytes)
+        except OSError:
+            os.close(self._switches)
+            raise
         self._stream, self._count = 0, 0
 
     @property
