@@ -8,7 +8,9 @@ Standard library only: the supervisor imports it. Layout of ``<data>/attempts/<a
     stop.json     a request to stop; written by the server, honoured also when the supervisor starts only later
     control.sock  tells the supervisor to look at stop.json now
     exec.sock     of a Sandbox: starts processes and touches files in it (see ``processhost``)
-    run/api.sock  what the command sees as /run/nodus/api.sock
+    run/api.sock  what the command sees as /run/nodus/api.sock; beside it events.sock
+    progress.json what the command reported, newest of each; events.jsonl, all of it up to a bound (see ``telemetry``)
+    checkpoint.json   the newest checkpoint that the command saved (see ``checkpoints``)
     log/          captured output (see ``logstore``)
     workspace/ outputs/ termination/   what the command writes
     processes/    of a Sandbox: output and status of each process (see ``processlog``)
@@ -28,6 +30,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from nodus.server.files import replace_file
 
 STARTING, RUNNING, EXITED = "Starting", "Running", "Exited"
 EVENTS_SOCKET = "events.sock"
@@ -114,30 +118,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_json(path: Path, value: Mapping[str, Any], mode: int = 0o600) -> None:
-    """Replace a file with JSON, so that it has the old or the new content whatever happens, and keeps the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(json.dumps(value, separators=(",", ":")).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file (0600) with JSON, so that it has the old or the new content whatever happens, and keeps it."""
+    replace_file(path, json.dumps(value, separators=(",", ":")))
 
 
 @contextlib.contextmanager

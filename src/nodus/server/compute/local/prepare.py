@@ -12,10 +12,11 @@ from typing import Any
 
 from nodus.server.compute.base import MemberSpec, StartRefused
 from nodus.server.compute.local import images
-from nodus.server.compute.local.attemptdir import AttemptDir, sync_directory, write_json
+from nodus.server.compute.local.attemptdir import AttemptDir, write_json
 from nodus.server.compute.local.capacity import Share
 from nodus.server.compute.local.mounts import Mount
 from nodus.server.compute.local.sandbox import host_owner
+from nodus.server.files import sync_directory
 from nodus.server.tarfiles import BROKEN, open_tar
 
 MAX_SOURCE_BYTES = 4 << 30
@@ -111,6 +112,11 @@ def _document(spec: MemberSpec, share: Share, data_dir: Path, mounts: list[Mount
         "graceSeconds": spec.grace_s,
         "logLimitBytes": spec.log_limit_bytes,
         "processes": spec.processes,
+        "checkpoint": {
+            "paths": list(spec.checkpoint.paths),
+            "seq": spec.checkpoint.seq,
+            "intervalSeconds": spec.checkpoint.interval_s,
+        },
         "token": spec.token,
         "dataDir": str(data_dir),
     }
