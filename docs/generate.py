@@ -69,6 +69,8 @@ def kind_page(kind: Kind) -> str:
     ]
     if kind.subresources:
         lines.append(f"* Below an object: {_code(*kind.subresources)}")
+    if kind.actions:
+        lines.append(f"* Actions of `nodus request`: {_code(*kind.actions)}")
     if kind.immutable:
         whole = "the whole spec" if kind.immutable == ("*",) else _code(*(f"spec.{path}" for path in kind.immutable))
         lines.append(f"* Cannot change after creation: {whole}")

@@ -229,6 +229,27 @@ def test_cancel_is_a_state_that_only_what_runs_can_take(server: Server, shared: 
     server.ok("DELETE", f"/processes/{ended}")
 
 
+def test_the_audit_trail_tells_commands_and_files_from_changes_of_the_sandbox(
+    server: Server, shared: nodus.Sandbox
+) -> None:
+    process = start(server, "cat", stdin=True)["metadata"]["name"]
+    server.ok("PUT", "/sandboxes/shared/files?path=/workspace/audited", content=b"secret")
+    server.ok("DELETE", "/sandboxes/shared/files?path=/workspace/audited")
+    with attach(server, process):
+        pass
+    server.ok("POST", f"/processes/{process}/signals", json={"signal": "SIGKILL"})
+    query = {"fieldSelector": f"spec.object.name in (shared,{process}),spec.verb notin (create,patch)", "limit": 5}
+    headers = {"Authorization": f"Bearer {server.key}"}
+    found = httpx.get(f"{server.url}/apis/nodus.dev/v1/auditevents", params=query, headers=headers)
+    specs = [event["spec"] for event in found.json()["items"]]
+    seen = [(spec["verb"], spec["object"]["kind"], spec["object"]["subresource"]) for spec in specs]
+    assert seen == [
+        ("signal", "Process", "signals"), ("attach", "Process", "attach"), ("remove", "Sandbox", "files"),
+        ("write", "Sandbox", "files"), ("exec", "Sandbox", "processes"),
+    ]  # fmt: skip
+    assert "secret" not in found.text
+
+
 # Attach -----------------------------------------------------------------------------------------------------------
 
 

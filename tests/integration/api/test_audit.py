@@ -10,6 +10,8 @@ import pytest
 
 from nodus.core.clock import FakeClock
 from nodus.core.kinds import KINDS, MEMBER
+from nodus.server.api import attempt_api
+from nodus.server.api.routes import SUBRESOURCES
 from nodus.server.services import Services
 from nodus.server.store import Object, audit, housekeeping
 from tests.integration.api.conftest import Api
@@ -82,11 +84,17 @@ async def test_writes_beside_the_generic_verbs_are_noted(api: Api) -> None:
     await api.ok("POST", "/auth/login-codes")
     code, blob, upload = (await trail(api))[:3]
     assert (upload["verb"], upload["object"]) == (
-        "create", {"kind": "Volume", "name": "v", "namespace": "default", "subresource": "uploads"},
+        "upload", {"kind": "Volume", "name": "v", "namespace": "default", "subresource": "uploads"},
     )  # fmt: skip
     path = "/blobs/v1/namespaces/default/uploads"
     assert blob["object"] == {"kind": "Request", "name": path, "namespace": "default"}
     assert (code["object"]["kind"], code["object"]["subresource"]) == ("Member", "login-codes")
+
+
+async def test_every_route_that_writes_below_an_object_has_a_verb_of_its_own() -> None:
+    writes = [sub for sub in SUBRESOURCES if sub.method != "GET" and sub.handler.__module__ != attempt_api.__name__]
+    unnamed = {sub.path for sub in writes if not sub.verb}
+    assert unnamed == {"tokens"}  # it is noted as the APIKey that it creates
 
 
 async def test_paths_without_a_dry_run_refuse_it_and_hide_no_write(api: Api) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from nodus.server.store import Object
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import JOBS, V1, causes, job
@@ -306,3 +308,27 @@ async def test_volume_that_a_job_uses_is_not_deleted(api: Api, put: Callable[...
     assert "nodus cancel job/reader" in status["fix"]
     await api.ok("DELETE", f"{JOBS}/reader")
     await api.ok("DELETE", volume)
+
+
+@pytest.mark.parametrize(("kind", "actions"), [("Job", []), ("Sandbox", ["start"])])
+async def test_an_action_that_a_kind_lacks_is_refused_with_those_it_has(
+    api: Api, put: Callable[..., Object], kind: str, actions: list[str]
+) -> None:
+    put(kind, "a")
+    path = JOBS if kind == "Job" else f"{V1}/namespaces/default/sandboxes"
+    for dry in ("", "?dryRun=All"):
+        change = {"metadata": {"annotations": {"nodus.dev/reimport-requested-at": "2026-01-31T12:00:00Z"}}}
+        answer = await api.patch(f"{path}/a{dry}", change)
+        assert (answer.status_code, answer.json()["reason"]) == (405, "MethodNotAllowed")
+        assert answer.json()["details"]["actions"] == actions
+        assert "have no action 'reimport'" in answer.json()["message"]
+    for name in ("start-requested-at", "reimport"):  # starting says when spec.state was set; the other is a plain note
+        answer = await api.patch(f"{path}/a", {"metadata": {"annotations": {f"nodus.dev/{name}": "x"}}})
+        assert answer.status_code == 200, answer.text
+
+
+async def test_a_request_that_stands_already_does_not_hinder_other_changes(
+    api: Api, put: Callable[..., Object]
+) -> None:
+    put("Job", "a", annotations={"nodus.dev/drain-requested-at": "x"})
+    assert (await api.patch(f"{JOBS}/a", {"metadata": {"labels": {"a": "b"}}})).status_code == 200

@@ -271,6 +271,48 @@ def test_sort_orders_rows_by_a_field_that_tables_lack(run: Run, server: FakeServ
     assert err == "warning: not sorted: none of these objects has .spec.nonsense\n"
 
 
+def test_limit_stops_paging(run: Run, server: FakeServer) -> None:
+    def script(asked: Asked) -> Reply:
+        start = int(asked.query.get("continue") or 0)
+        count = min(int(asked.query.get("limit") or 2), 2)  # a server may give less than was asked for
+        names = [str(number) for number in range(start, start + count)]
+        metadata = {"resourceVersion": "1", "continue": str(start + count)}
+        if "Table" in asked.headers["accept"]:
+            rows = [{"cells": [name]} for name in names]
+            return Reply({"columnDefinitions": [{"name": "Name"}], "rows": rows, "metadata": metadata})
+        return Reply({"items": [{"metadata": {"name": name}} for name in names], "metadata": metadata})
+
+    server.script = script
+    assert run("get", "auditevents", "--limit", "3")[1].split() == ["NAME", "0", "1", "2"]
+    assert [asked.query["limit"] for asked in server.asked] == ["3", "1"]
+    assert run("get", "auditevents", "--limit", "3", "-o", "name")[1].split() == [
+        f"auditevent.nodus.dev/{n}" for n in "012"
+    ]
+    assert len(server.asked) == 4
+    for words in (["job/x", "--limit", "3"], ["jobs", "-w", "--limit", "3"], ["jobs", "--limit", "0"]):
+        assert run("get", *words)[0] == 2
+
+
+def test_sorting_comes_before_cutting(run: Run, server: FakeServer) -> None:
+    items = [{"metadata": {"name": name}, "spec": {"n": n}} for name, n in (("a", 3), ("b", 1), ("c", 2))]
+    rows = [{"cells": [item["metadata"]["name"]], "object": {"metadata": item["metadata"]}} for item in items]
+    table = {"columnDefinitions": [{"name": "Name"}], "rows": rows}
+    server.script = lambda asked: Reply(table if "Table" in asked.headers["accept"] else {"items": items})
+    assert run("get", "jobs", "--sort-by", ".spec.n", "--limit", "2")[1].split() == ["NAME", "b", "c"]
+    assert run("get", "jobs", "--sort-by", ".spec.n", "--limit", "2", "-o", "name")[1].split() == [
+        "job.nodus.dev/b", "job.nodus.dev/c",
+    ]  # fmt: skip
+    assert {asked.query.get("limit") for asked in server.asked} <= {None, "500"}
+
+
+def test_events_are_cut_to_the_newest(run: Run, server: FakeServer) -> None:
+    items = [
+        {"metadata": {"name": f"e{n}"}, "reason": f"R{n}", "lastTime": f"2026-01-0{n}T00:00:00Z"} for n in (3, 1, 2)
+    ]
+    server.script = lambda asked: Reply({"items": items, "metadata": {}})
+    assert run("events", "--limit", "2", "-o", "jsonpath={.items[*].reason}")[1].split() == ["R2", "R3"]
+
+
 def test_control_characters_of_others_do_not_reach_the_terminal(run: Run, server: FakeServer) -> None:
     name = "x\x1b[2Jy"
     table = {"columnDefinitions": [{"name": "Name"}], "rows": [{"cells": [name]}]}

@@ -25,6 +25,7 @@ HEADERS = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
 @click.option("--type", "form", type=click.Choice(["Normal", "Warning"]), help="Only events of this type.")
 @click.option("-w", "--watch", is_flag=True, help="Go on showing new events until interrupted.")
 @click.option("-A", "--all-projects", "--all-namespaces", "everywhere", is_flag=True, help="Of all projects.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest so many.")
 @click.option("--no-headers", is_flag=True, help="Leave out the header line.")
 @output_option(*OBJECT_FORMATS, help_text="Print the event objects.")
 @connected()
@@ -34,6 +35,7 @@ def command(
     form: str | None,
     watch: bool,
     everywhere: bool,
+    limit: int | None,
     no_headers: bool,
     output: str | None,
 ) -> None:
@@ -42,6 +44,7 @@ def command(
     \b
     Examples:
       nodus events --for tj/my-grpo
+      nodus events --limit 20
       nodus events -w --type Warning
     """
     kind = find_kind("Event")
@@ -55,6 +58,7 @@ def command(
         return
     found = session.run(session.resources.list(kind, fields=selector))
     found.sort(key=order_of_event)
+    found = found[-limit:] if limit else found
     if not found and output is None:
         print("No events found.", file=sys.stderr)
     elif output is not None:

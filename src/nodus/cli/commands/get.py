@@ -18,6 +18,8 @@ from nodus.cli.watching import changes, newest_version
 from nodus.client.resources import JsonObject
 from nodus.core.errors import NodusError, NotFound
 
+PAGE = 500
+"""Rows that are asked for at once where there is a limit."""
 # Words that mean a kind of the wallet, which not every server has.
 WALLET = {"usage": "usagerecords", "transactions": "transactions"}
 GPU_FIELDS = {
@@ -48,6 +50,7 @@ def _gpu_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--field-selector", metavar="FIELDS", help="Only objects with these fields: status.phase=Running.")
 @click.option("-A", "--all-projects", "--all-namespaces", "everywhere", is_flag=True, help="List over all projects.")
 @click.option("--mine", is_flag=True, help="Only objects that this key's user made.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many of each list.")
 @click.option("--sort-by", metavar="PATH", help="Order a list: .metadata.creationTimestamp, .status.cost.totalUSD.")
 @click.option("--no-headers", is_flag=True, help="Leave out the header line.")
 @click.option("--show-labels", is_flag=True, help="Add a column with the labels.")
@@ -64,6 +67,7 @@ def command(
     field_selector: str | None,
     everywhere: bool,
     mine: bool,
+    limit: int | None,
     sort_by: str | None,
     no_headers: bool,
     show_labels: bool,
@@ -78,6 +82,7 @@ def command(
       nodus get tj -w                               # and every change from now on
       nodus get environments -n nodus               # the catalog
       nodus get gpus --gpu H100 --count 8           # what there is to run on
+      nodus get auditevents --limit 20              # the newest writes
       nodus get tj/my-grpo -o jsonpath='{.status.outputs[*].name}'
     """
     targets = targets_of_files(session, files) if files else _targets(session, what)
@@ -86,14 +91,12 @@ def command(
         selector = ",".join(part for part in (selector, f"nodus.dev/created-by={user}") if part)
     fields = [field_selector, *_gpu_fields(targets, gpus)]
     query = {"labelSelector": selector, "fieldSelector": ",".join(part for part in fields if part) or None}
-    _check(targets, query, watch=watch, sort_by=sort_by)
+    _check(targets, query, watch=watch, sort_by=sort_by, limit=limit)
     if output in (None, "wide"):
-        shown = _Tables(session, query, everywhere, watch, sort_by)
+        shown = _Tables(session, query, everywhere, watch, sort_by, limit)
         shown.print(targets, TablePrinter(output == "wide", not no_headers, everywhere, show_labels))
         return
-    found = [item for target in targets for item in _objects(session, target, query, everywhere)]
-    if sort_by:
-        found = _sorted(found, sort_by)
+    found = _found(session, targets, query, everywhere, sort_by, limit)
     lone = len(targets) == 1 and targets[0].name is not None
     print_object(found[0] if lone else as_list(found), str(output), headers=not no_headers)
     if watch:
@@ -101,6 +104,21 @@ def command(
         for item in changes(session, targets[0], query, everywhere, newest_version(found), "application/json"):
             print_object(item, str(output), headers=False)
             sys.stdout.flush()
+
+
+def _found(
+    session: Session,
+    targets: list[Target],
+    query: dict[str, Any],
+    everywhere: bool,
+    sort_by: str | None,
+    limit: int | None,
+) -> list[JsonObject]:
+    """The objects of all targets in order, at most ``limit`` of each list; sorting comes before cutting."""
+    if sort_by is None:
+        return [item for target in targets for item in _objects(session, target, query, everywhere, limit)]
+    found = [item for target in targets for item in _objects(session, target, query, everywhere)]
+    return _sorted(found, sort_by)[:limit]
 
 
 def _targets(session: Session, what: tuple[str, ...]) -> list[Target]:
@@ -121,10 +139,16 @@ def _gpu_fields(targets: list[Target], gpus: dict[str, Any]) -> list[str]:
     return [f"{GPU_FIELDS[name]}={'true' if value is True else value}" for name, value in given.items()]
 
 
-def _check(targets: list[Target], query: dict[str, Any], *, watch: bool, sort_by: str | None) -> None:
+def _check(
+    targets: list[Target], query: dict[str, Any], *, watch: bool, sort_by: str | None, limit: int | None
+) -> None:
     named = [target.name for target in targets if target.name is not None]
     if named and any(query.values()):
         raise click.UsageError(f"{named[0]!r} is a name; selectors go with a kind alone.")
+    if named and limit:
+        raise click.UsageError(f"{named[0]!r} is a name; --limit goes with a kind alone.")
+    if watch and limit:
+        raise click.UsageError("-w shows every change; --limit goes with a list.")
     if watch and len(targets) > 1:
         raise click.UsageError("-w watches one kind or one object.")
     if watch and sort_by:
@@ -135,9 +159,16 @@ class _Tables:
     """Prints the server's Tables."""
 
     def __init__(
-        self, session: Session, query: dict[str, Any], everywhere: bool, watch: bool, sort_by: str | None
+        self,
+        session: Session,
+        query: dict[str, Any],
+        everywhere: bool,
+        watch: bool,
+        sort_by: str | None,
+        limit: int | None,
     ) -> None:
-        self.session, self.query, self.everywhere, self.watch, self.sort_by = session, query, everywhere, watch, sort_by
+        self.session, self.query, self.everywhere, self.watch = session, query, everywhere, watch
+        self.sort_by, self.limit = sort_by, limit
 
     def print(self, targets: list[Target], like: TablePrinter) -> None:
         """Print each target's rows, each kind below one header."""
@@ -171,14 +202,15 @@ class _Tables:
         """Print a collection page by page, or whole where it is to be sorted, and return its first page."""
         path = target.kind.path(None if self.everywhere else target.project or self.session.project)
         pages: list[JsonObject] = []
-        token = None
+        token, left = None, None if self.sort_by else self.limit
         while True:
-            query = self.query | {"continue": token}
+            query = self.query | {"continue": token} | ({} if left is None else {"limit": min(left, PAGE)})
             pages.append(self.session.run(self.session.api.call("GET", path, query=query, headers={"Accept": TABLE})))
             if pages[0].get("rows") and not self.sort_by:
                 _print_lines(printer, pages[-1])
             token = (pages[-1].get("metadata") or {}).get("continue")
-            if not token:
+            left = None if left is None else left - len(pages[-1].get("rows") or ())
+            if not token or left == 0:
                 break
         if not pages[0].get("rows"):
             project = target.project or self.session.project
@@ -186,7 +218,7 @@ class _Tables:
             print(f"No resources found{where}.", file=sys.stderr)
         elif self.sort_by:
             rows = [row for page in pages for row in page.get("rows") or []]
-            _print_lines(printer, pages[0] | {"rows": self._in_order(target, rows)})
+            _print_lines(printer, pages[0] | {"rows": self._in_order(target, rows)[: self.limit]})
         return pages[0]
 
     def _in_order(self, target: Target, rows: list[JsonObject]) -> list[JsonObject]:
@@ -216,7 +248,9 @@ def _print_lines(printer: TablePrinter, table: JsonObject) -> None:
     sys.stdout.flush()
 
 
-def _objects(session: Session, target: Target, query: dict[str, Any], everywhere: bool) -> list[JsonObject]:
+def _objects(
+    session: Session, target: Target, query: dict[str, Any], everywhere: bool, limit: int | None = None
+) -> list[JsonObject]:
     if target.name is not None:
         return [session.run(session.get(target.kind, target.name, project=target.project))]
     return session.run(
@@ -226,5 +260,6 @@ def _objects(session: Session, target: Target, query: dict[str, Any], everywhere
             all_projects=everywhere,
             labels=query["labelSelector"],
             fields=query["fieldSelector"],
+            limit=limit,
         )
     )

@@ -31,11 +31,11 @@ ACTIONS = (
 def command(session: Session, action: str, what: tuple[str, ...]) -> None:
     """Ask for an action: restart, refresh-secrets, reload-sinks, verify, resend, start, reimport, approve-burst, drain.
 
-    The request is noted on the object, with its time; a kind without that action leaves it at that.
+    The request is noted on the object, with its time. A server refuses what a kind has no use for and says what it has.
 
     \b
     Example:
-      nodus request reimport volume/weights
+      nodus request start sandbox/dev
     """
     if action not in ACTIONS:
         hint = did_you_mean(action, ACTIONS) or f" There are {', '.join(ACTIONS)}."

@@ -73,6 +73,7 @@ class Kind:
         phases: Each phase with the phases that may follow it; terminal phases map to none.
         selectable_fields: Dotted paths that field selectors find through an index.
         subresources: Names below the object, such as ``log`` and ``outputs``.
+        actions: What ``nodus request`` may ask of an object, by an annotation.
         example: One valid object, whole.
     """
 
@@ -93,6 +94,7 @@ class Kind:
     raise_only: tuple[str, ...] = ()
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     selectable_fields: tuple[str, ...] = ("status.phase",)
+    actions: tuple[str, ...] = ()
 
     @property
     def api_version(self) -> str:

@@ -274,7 +274,8 @@ class AuditEventSpec(Model):
     credential: str
     """Name of the APIKey or Attempt it was done with."""
     verb: str
-    """create, update, patch, delete, or what else was done."""
+    """create, update, patch or delete an object; exec, attach, stdin, signal, write or remove in a Sandbox; upload,
+    remove, commit or discard in a Volume."""
     object: AuditObject
     """What it was done to."""
     fields: list[str] = Field(default_factory=list)
@@ -303,6 +304,7 @@ AUDIT_EVENT = Kind(
         Column("Kind", "spec.object.kind", description="Kind of the object"),
         Column("Project", "spec.object.namespace", description="Its project"),
         Column("Object", "spec.object.name", description="Its name"),
+        Column("Below", "spec.object.subresource", wide=True, description="Path below the object that was written to"),
         Column("Credential", "spec.credential", wide=True, description="Key it was done with"),
         Column("Fields", joined("spec.fields"), wide=True, description="Fields that changed"),
         Column("Request", "spec.requestId", description="Id of the request"),

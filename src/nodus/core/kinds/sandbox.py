@@ -159,6 +159,7 @@ SANDBOX = Kind(
         "Terminating": (),
     },
     selectable_fields=("status.phase", "spec.image"),
+    actions=("start",),
     example={
         "apiVersion": "nodus.dev/v1",
         "kind": "Sandbox",

@@ -88,16 +88,17 @@ async def note_request(call: Call, response: Response) -> None:
             target = Target(kind_of(call.params).name, call.params.get("name", ""), call.project, subresource=sub)
         else:
             target = Target("Request", call.request.url.path, call.project)
-        await call.services.store.write(audit.record, actor_of(call), _VERBS.get(call.method, call.method), target)
+        verb = call.verb or _VERBS.get(call.method, call.method)
+        await call.services.store.write(audit.record, actor_of(call), verb, target)
     except StoreError:
         # What was asked for is done and can't be taken back; that it is missing from the trail is in the log.
         log.exception("a write could not be noted in the audit trail", extra={"path": call.request.url.path})
 
 
 async def note_connection(call: Call, sub: str) -> None:
-    """Note that a connection was opened through which its caller may write."""
+    """Note that a connection was opened through which its caller may write; ``sub`` is path and verb."""
     target = Target(kind_of(call.params).name, call.params["name"], call.project, subresource=sub)
-    await call.services.store.write(audit.record, actor_of(call), "update", target)
+    await call.services.store.write(audit.record, actor_of(call), sub, target)
 
 
 # Reading ------------------------------------------------------------------------------------------------------

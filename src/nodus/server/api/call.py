@@ -32,6 +32,8 @@ class Call:
     """Parameters of the route's path."""
     audited: bool = False
     """Its write is in the audit trail, or it wrote nothing."""
+    verb: str = ""
+    """What the audit trail calls it, where the method does not say."""
 
     @property
     def method(self) -> str:

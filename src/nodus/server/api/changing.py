@@ -28,6 +28,7 @@ from nodus.server.api.http import (
 from nodus.server.api.present import dry_run_etag, present
 from nodus.server.api.reading import find
 from nodus.server.kinds import admission_of
+from nodus.server.kinds.actions import check_actions
 from nodus.server.kinds.base import Draft, check_immutable, same_spec
 from nodus.server.store import objects
 from nodus.server.store.cascade import Propagation
@@ -125,6 +126,7 @@ def _check_size(kind: Kind, after: dict[str, Any]) -> None:
 def _check_update(conn: Connection, call: Call, draft: Draft) -> bool:
     """Run admission on a change; tell whether the spec changes."""
     assert draft.old is not None
+    check_actions(draft.kind, draft.old.annotations, draft.annotations)
     spec_changes = not same_spec(draft.kind, draft.old.spec, draft.spec)
     if spec_changes or draft.causes or draft.owner_references != draft.old.owner_references:
         if spec_changes and not draft.causes:

@@ -88,6 +88,7 @@ class Subresource:
         body: schema of the request body, when it has one.
         answer: schema of the answer; None for an answer that is not JSON.
         status: HTTP status of success.
+        verb: what the audit trail calls it; by the method when unset.
     """
 
     path: str
@@ -98,6 +99,7 @@ class Subresource:
     body: Schema | None = None
     answer: Schema | None = field(default_factory=lambda: {"type": "object"})
     status: int = 200
+    verb: str = ""
 
     @property
     def first(self) -> str:
@@ -166,17 +168,17 @@ _BINARY: Schema = {"type": "string", "format": "binary"}
 
 _SANDBOXES: tuple[Subresource, ...] = (
     Subresource("processes", "GET", processes.collection, (SANDBOX,), answer=_ITEMS),
-    Subresource("processes", "POST", processes.start, (SANDBOX,), body={"type": "object"}, status=201),
+    Subresource("processes", "POST", processes.start, (SANDBOX,), body={"type": "object"}, status=201, verb="exec"),
     Subresource("files", "GET", sandboxfiles.get, (SANDBOX,), answer=None, query=(_FILE,)),
     Subresource(
-        "files", "PUT", sandboxfiles.put, (SANDBOX,), body=_BINARY, status=201,
+        "files", "PUT", sandboxfiles.put, (SANDBOX,), body=_BINARY, status=201, verb="write",
         query=(
             _FILE, Param("mode", "File mode in octal; that of the file as it is, or 644, when unset."),
             Param("expectedSHA256", "Write only if the bytes, or the file as it is, have this digest."),
         ),
     ),
     Subresource(
-        "files", "DELETE", sandboxfiles.delete, (SANDBOX,),
+        "files", "DELETE", sandboxfiles.delete, (SANDBOX,), verb="remove",
         query=(_FILE, Param("recursive", "A directory with what is in it.", "boolean")),
     ),
     Subresource(
@@ -191,8 +193,8 @@ _SANDBOXES: tuple[Subresource, ...] = (
             Param("stream", "Only stdout, or stderr."), Param("wait", "How long to wait for some, such as 30s."),
         ),
     ),
-    Subresource("stdin", "POST", processes.stdin, (PROCESS,), body={"type": "object"}),
-    Subresource("signals", "POST", processes.signals, (PROCESS,), body={"type": "object"}),
+    Subresource("stdin", "POST", processes.stdin, (PROCESS,), body={"type": "object"}, verb="stdin"),
+    Subresource("signals", "POST", processes.signals, (PROCESS,), body={"type": "object"}, verb="signal"),
     Subresource("attach", "GET", attach.explain, (PROCESS,), status=101, answer=None),
 )  # fmt: skip
 
@@ -240,7 +242,7 @@ SUBRESOURCES: tuple[Subresource, ...] = (
         ),
     ),
     Subresource(
-        "uploads", "POST", _plain(volumeuploads.begin_upload), (VOLUME,), status=201,
+        "uploads", "POST", _plain(volumeuploads.begin_upload), (VOLUME,), status=201, verb="upload",
         body={
             "type": "object",
             "properties": {
@@ -250,19 +252,19 @@ SUBRESOURCES: tuple[Subresource, ...] = (
         },
     ),
     Subresource(
-        "uploads/{upload}", "PUT", _plain(volumeuploads.commit_upload), (VOLUME,),
+        "uploads/{upload}", "PUT", _plain(volumeuploads.commit_upload), (VOLUME,), verb="commit",
         body={"type": "object", "required": ["commit"], "properties": {"commit": {"type": "object"}}},
     ),
-    Subresource("uploads/{upload}", "DELETE", _plain(volumeuploads.drop_upload), (VOLUME,)),
+    Subresource("uploads/{upload}", "DELETE", _plain(volumeuploads.drop_upload), (VOLUME,), verb="discard"),
     Subresource(
-        "uploads/{upload}/files", "POST", _plain(volumeuploads.declare_files), (VOLUME,), answer=_ITEMS,
+        "uploads/{upload}/files", "POST", _plain(volumeuploads.declare_files), (VOLUME,), answer=_ITEMS, verb="upload",
         body={
             "type": "object", "required": ["files"],
             "properties": {"files": {"type": "array", "items": {"type": "object"}}},
         },
     ),
     Subresource(
-        "uploads/{upload}/files", "PUT", _plain(volumeuploads.put_file), (VOLUME,), status=201,
+        "uploads/{upload}/files", "PUT", _plain(volumeuploads.put_file), (VOLUME,), status=201, verb="upload",
         query=(
             _PATH, Param("mode", "File mode in octal; 644 when unset."),
             Param("sha256", "Digest of the whole file, to check."),
@@ -272,10 +274,12 @@ SUBRESOURCES: tuple[Subresource, ...] = (
         body={"type": "string", "format": "binary"},
     ),
     Subresource(
-        "uploads/{upload}/bundle", "POST", _plain(volumeuploads.put_bundle), (VOLUME,), status=201,
+        "uploads/{upload}/bundle", "POST", _plain(volumeuploads.put_bundle), (VOLUME,), status=201, verb="upload",
         body={"type": "string", "format": "binary"},
     ),
-    Subresource("uploads/{upload}/files", "DELETE", _plain(volumeuploads.delete_file), (VOLUME,), query=(_PATH,)),
+    Subresource(
+        "uploads/{upload}/files", "DELETE", _plain(volumeuploads.delete_file), (VOLUME,), query=(_PATH,), verb="remove"
+    ),
 )  # fmt: skip
 
 
@@ -296,6 +300,7 @@ async def subresource(call: Call) -> Response:
             if call.method != "GET" and call.query("dryRun"):
                 # Whoever asks for a rehearsal must not get the thing itself.
                 raise BadRequest(f"{kind.plural}/{first} has no dry run", fix="Leave dryRun out to do it.")
+            call.verb = sub.verb
             return await sub.handler(call, kind, *captured)
     if not matching:
         raise NotFound(f"{kind.plural} have no {path[:60]!r}", fix=f"Below {first} there is no such path.")
