@@ -21,7 +21,9 @@ from nodus.core.errors import NodusError
 
 EXIT_OTHER, EXIT_DEADLINE = 125, 124
 """An end that is not the command's own; its time ran out."""
-NOT_THE_COMMANDS = ("StartFailed", "AttemptLost", "NodeLost", "QueueTimeout", "VolumeNotCommitted", "SourceNotFetched")
+NOT_THE_COMMANDS = (
+    "StartFailed", "AttemptLost", "NodeLost", "QueueTimeout", "VolumeNotCommitted", "SourceNotFetched", "InternalError",
+)  # fmt: skip
 """Reasons of a failure that the command has no part in."""
 
 

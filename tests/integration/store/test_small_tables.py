@@ -19,6 +19,7 @@ from nodus.server.store import (
     blobs,
     changes,
     events,
+    failures,
     keys,
     manifests,
     objects,
@@ -243,3 +244,18 @@ def test_secret_values_have_versions(store: Store) -> None:
     assert [version for version, _ in store.read_sync(secret_values.versions, secret.uid)] == [2, 3]
     with pytest.raises(NotFound):
         store.read_sync(secret_values.get, secret.uid, 1)
+
+
+def test_failed_passes_are_counted_until_one_goes_well_or_the_object_goes(
+    store: Store, make_job: MakeJob, clock: FakeClock
+) -> None:
+    job, since = make_job("j"), clock.now()
+    store.write_sync(failures.note, job.uid)
+    clock.advance(60)
+    assert store.write_sync(failures.note, job.uid) == store.read_sync(failures.find, job.uid) == (2, since)
+    store.write_sync(failures.clear, job.uid)
+    assert store.read_sync(failures.find, job.uid) is None
+    store.write_sync(failures.note, job.uid)
+    store.write_sync(objects.delete, job)
+    assert store.write_sync(failures.note, job.uid) is None
+    assert store.read_sync(failures.find, job.uid) is None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.errors import NodusError
 from nodus.core.kinds import ATTEMPT, JOB, SANDBOX
 from nodus.server.compute.base import Collected, MemberSpec, MemberState
-from nodus.server.controllers import memberspec, sandboxmember
+from nodus.server.controllers import givingup, memberspec, sandboxmember
 from nodus.server.controllers.jobslots import SIBLING_FAILED
 from nodus.server.controllers.runtime import (
     NOTHING,
@@ -34,6 +34,7 @@ from nodus.server.controllers.runtime import (
     EventNote,
     EventType,
     Outcome,
+    Trouble,
 )
 from nodus.server.store import blobs, objects
 
@@ -137,6 +138,20 @@ class AttemptController(BaseController):
     async def gone(self, uid: str) -> None:
         """Stop a deleted attempt and delete its directory."""
         await self._backend.release(uid)
+
+    def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
+        """Fail, for good: another attempt would run into the same."""
+        outcome = givingup.ended(self.kind, obj, trouble, now)
+        return replace(outcome, status={**(outcome.status or {}), "retryable": False})
+
+    async def abandon(self, obj: Object) -> None:
+        """Stop the member, whatever it does, and give its capacity back."""
+        for step in (self._backend.stop(obj.uid, "InternalError", grace_s=0), self._backend.finish(obj.uid)):
+            try:
+                await step
+            except Exception:  # it may be what fails; the other step is due all the same
+                log.exception("attempt %s: not everything that it held could be given back", obj.name)
+        self._wake_next(obj.uid)
 
     async def attach(self) -> list[str]:
         """Find the members that are there after a start of the server; return the uids of those to look at.

@@ -23,7 +23,8 @@ from nodus.core.clock import rfc3339
 from nodus.core.digests import digest_of
 from nodus.core.errors import NodusError
 from nodus.core.kinds import ENVIRONMENT
-from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, BaseController, EventNote, Outcome
+from nodus.server.controllers import givingup
+from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, BaseController, EventNote, Outcome, Trouble
 from nodus.server.grading.environments import catalog_status
 from nodus.server.grading.libraries import installed
 from nodus.server.grading.selfcheck import SelfCheckFailed, check
@@ -108,6 +109,12 @@ class EnvironmentController(BaseController):
         except NodusError as error:
             message = f"{error.message}. {error.fix}" if error.fix else error.message
             return ActionResult(action.key, action.name, {"reason": error.reason}, message)
+
+    def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
+        """Fail the build of what is there now."""
+        message = f"{trouble.message(now)}. {givingup.FIX}"
+        result = ActionResult("", "check", {"reason": givingup.INTERNAL_ERROR}, message)
+        return _failed(result, fingerprint(obj.spec), now)
 
     async def gone(self, uid: str) -> None:
         """Stop the check of an Environment that was deleted."""

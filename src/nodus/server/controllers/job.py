@@ -27,7 +27,7 @@ from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, Unsupported
 from nodus.core.kinds import ATTEMPT, JOB, VOLUME, Kind
 from nodus.server.compute.local import images
-from nodus.server.controllers import jobslots, jobstatus, memberspec
+from nodus.server.controllers import givingup, jobslots, jobstatus, memberspec
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.jobslots import Failure, Slot
 from nodus.server.controllers.runtime import (
@@ -39,6 +39,7 @@ from nodus.server.controllers.runtime import (
     EventType,
     NewObject,
     Outcome,
+    Trouble,
     Update,
 )
 from nodus.server.store import objects
@@ -179,6 +180,15 @@ class JobController(BaseController):
                 raise
             return ActionResult(action.key, action.name, error=error.message)
         return ActionResult(action.key, action.name)
+
+    def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
+        """Fail, and stop what is alive of it."""
+        if ctx is None:
+            return givingup.ended(self.kind, obj, trouble, now)
+        ended = _end(ctx, now, "Failed", reason=givingup.reason_of(JOB, obj.status), message=trouble.message(now))
+        alive = [slot.last for slot in ctx.slots if slot.live and slot.last is not None]
+        stops = [_stop(attempt, givingup.INTERNAL_ERROR) for attempt in alive]
+        return dataclasses.replace(_with_fix(ended, givingup.FIX), update=stops)
 
     async def gone(self, uid: str) -> None:
         """Delete the state that a deleted Job kept."""

@@ -12,6 +12,7 @@ A pass over one object is::
 * ``act`` runs after its decision was committed, never inside a transaction. When the process dies between ``act`` and
   the next pass, the same decision is made again, with the same key: the effect must be idempotent by key.
 * Whatever happens, an object that isn't finished is looked at again within ``resync_s``.
+* A pass that keeps failing is not repeated for ever: the object ends, see :mod:`nodus.server.controllers.givingup`.
 * A kind whose objects start without a phase is found by its changes and by the rarer looks at everything.
 """
 
@@ -28,7 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from nodus.core.clock import Clock, SystemClock
 from nodus.core.errors import AlreadyExists, Conflict, Expired, NotFound, StaleLease, StoreError
 from nodus.core.kinds import Kind
+from nodus.server.controllers import givingup
 from nodus.server.controllers.applying import apply
+from nodus.server.controllers.givingup import Patience, Trouble
 from nodus.server.controllers.leasekeeper import LeaseKeeper
 from nodus.server.controllers.outcome import (
     NOTHING,
@@ -41,13 +44,14 @@ from nodus.server.controllers.outcome import (
     Update,
 )
 from nodus.server.controllers.workqueue import WorkQueue
-from nodus.server.store import Fence, objects
+from nodus.server.store import Fence, failures, objects
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.store import Store
     from nodus.server.store.changes import Change
+    from nodus.server.store.failures import Failures
     from nodus.server.store.objects import Object
 
 __all__ = [
@@ -63,6 +67,7 @@ __all__ = [
     "Manager",
     "NewObject",
     "Outcome",
+    "Trouble",
     "Update",
 ]
 
@@ -111,10 +116,19 @@ class Controller(Protocol[C]):
         """Clean up outside of the database after an object that was deleted."""
         ...
 
+    def give_up(self, obj: Object, ctx: C | None, trouble: Trouble, now: datetime) -> Outcome:
+        """Decide how an object ends whose passes keep failing; pure. Without a context, what failed was reading it."""
+        ...
+
+    async def abandon(self, obj: Object) -> None:
+        """Give back what an object holds outside of the database that is about to be given up; as well as it goes."""
+        ...
+
 
 class BaseController:
     """Defaults for controllers: unfinished objects are eligible, results go to ``ctx.result``, no action."""
 
+    kind: Kind
     watches: tuple[Kind, ...] = ()
     rests_in: frozenset[str] = frozenset()
 
@@ -131,6 +145,13 @@ class BaseController:
         raise NotImplementedError(f"{type(self).__name__} returned the action {action.name!r} and has no act()")
 
     async def gone(self, uid: str) -> None:
+        """Do nothing."""
+
+    def give_up(self, obj: Object, ctx: Any, trouble: Trouble, now: datetime) -> Outcome:
+        """End the object as failed, or note the trouble as a condition where its kind can't fail."""
+        return givingup.ended(self.kind, obj, trouble, now)
+
+    async def abandon(self, obj: Object) -> None:
         """Do nothing."""
 
 
@@ -184,6 +205,8 @@ class Manager:
         self._results: dict[Key, ActionResult] = {}
         self._status_written: dict[str, float] = {}
         self._stale: set[Key] = set()
+        self._patience = Patience(store)
+        self._acting: dict[Key, Action] = {}
 
     def wake(self, kind: str, uid: str) -> None:
         """Ask for a pass over an object, because something outside of the store changed."""
@@ -270,25 +293,69 @@ class Manager:
             self.queue.forget(key)
             if again_s is not None:
                 self.queue.add_after(key, again_s)
-        except Exception:  # the loop top: any fault of a controller is logged and retried with backoff
+        except Exception as error:  # the loop top: any fault of a controller is logged and retried with backoff
             delay_s = self.queue.failed(key)
             log.exception("%s %s: pass failed, next try in %.1f s", key.kind, key.uid, delay_s)
+            await self._bear(key, error)
         finally:
+            self._acting.pop(key, None)
             self.queue.done(key)
+
+    async def _bear(self, key: Key, error: Exception) -> None:
+        """Count a failed pass, and give the object up when there were enough."""
+        try:
+            noted = await self._patience.failed(key.uid, error)
+            if noted is not None and givingup.is_due(noted, self._clock.now()):
+                await self._give_up(key, Trouble(noted, error, self._acting.get(key)))
+        except Exception:  # the object fails again, and is given up then
+            log.exception("%s %s: could not be given up", key.kind, key.uid)
+
+    async def _give_up(self, key: Key, trouble: Trouble) -> None:
+        controller, now = self._controllers[key.kind], self._clock.now()
+        token = await self._leases.hold(key)
+        obj = await self._store.read(objects.find_by_uid, key.uid)
+        if token is None or obj is None or not controller.eligible(obj):
+            return
+        try:
+            ctx = await self._store.read(controller.load, obj)
+        except Exception:  # noqa: BLE001 - reading may be just what keeps failing
+            ctx = None
+        await controller.abandon(obj)
+        outcome = dataclasses.replace(controller.give_up(obj, ctx, trouble, now), action=None)
+        if not outcome.writes and outcome.status is None:
+            return
+        last = outcome.status is not None and not controller.eligible(dataclasses.replace(obj, status=outcome.status))
+        fence = Fence(f"{key.kind}/{key.uid}", token)
+        await self._store.write(apply, obj, outcome, outcome.status, fence, last=last)
+        log.error("%s %s: given up: %s", key.kind, key.uid, trouble.message(now))
+        self._results.pop(key, None)
+        if givingup.is_over(outcome):
+            self.queue.forget(key)
+            await self._patience.went_well(key.uid)
+        if last:
+            self._leases.lost(key)
 
     async def reconcile(self, key: Key) -> float | None:
         """Run one pass; return after how many seconds the object wants another, if it does."""
         controller = self._controllers[key.kind]
         if not self._leases.has(key) and not await self._store.read(_wants_pass, controller, key.uid):
             return None  # Finished objects change too (labels, deletion); they cost no lease.
+        fresh = not self._leases.has(key)
         token = await self._leases.hold(key)
         if token is None:
             return None  # Another server has it; its end shows in the feed, its death at the next resync.
-        loaded = await self._store.read(_load, controller, key.uid)
-        if loaded is None or loaded[1] is None:
+        loaded = await self._store.read(_load, controller, key.uid, fresh)
+        if loaded is None or loaded.ctx is None:
             await self._end(controller, key, gone=loaded is None)
             return None
-        obj, ctx = loaded
+        if fresh:
+            self._patience.learn(key.uid, loaded.failed)
+        again_s = await self._pass(controller, key, token, loaded)
+        await self._patience.went_well(key.uid)
+        return again_s
+
+    async def _pass(self, controller: Controller[Any], key: Key, token: int, loaded: _Loaded) -> float | None:
+        obj, ctx = loaded.obj, loaded.ctx
         if (result := self._results.get(key)) is not None:
             ctx = controller.absorb(ctx, result)
         outcome = controller.decide(ctx, self._clock.now())
@@ -312,6 +379,7 @@ class Manager:
         if last:
             self._leases.lost(key)
         if outcome.action is not None:
+            self._acting[key] = outcome.action
             self._results[key] = await controller.act(ctx, outcome.action)
             return 0.0
         return again_s
@@ -337,6 +405,7 @@ class Manager:
     async def _end(self, controller: Controller[Any], key: Key, *, gone: bool) -> None:
         self._results.pop(key, None)
         self._status_written.pop(key.uid, None)
+        self._patience.forget(key.uid)
         if gone:
             await controller.gone(key.uid)
         await self._leases.release(key)
@@ -347,11 +416,20 @@ def _wants_pass(conn: Connection, controller: Controller[Any], uid: str) -> bool
     return obj is None or controller.eligible(obj)
 
 
-def _load(conn: Connection, controller: Controller[Any], uid: str) -> tuple[Object, Any] | None:
+class _Loaded(NamedTuple):
+    obj: Object
+    ctx: Any
+    """None for an object that needs no pass."""
+    failed: Failures | None
+    """Its failed passes so far, where they were asked for."""
+
+
+def _load(conn: Connection, controller: Controller[Any], uid: str, fresh: bool) -> _Loaded | None:
     obj = objects.find_by_uid(conn, uid)
     if obj is None:
         return None
-    return obj, controller.load(conn, obj) if controller.eligible(obj) else None
+    ctx = controller.load(conn, obj) if controller.eligible(obj) else None
+    return _Loaded(obj, ctx, failures.find(conn, uid) if fresh else None)
 
 
 def _eligible_uids(conn: Connection, controller: Controller[Any], whole: bool) -> list[str]:

@@ -24,7 +24,7 @@ from nodus.core.errors import NodusError, SandboxNotRunning, Unsupported
 from nodus.core.kinds import ATTEMPT, PROCESS, SANDBOX, Kind
 from nodus.server.compute.local import images
 from nodus.server.compute.processes import Activity
-from nodus.server.controllers import sandboxmember, sandboxprocesses
+from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.runtime import (
     NOTHING,
@@ -34,6 +34,7 @@ from nodus.server.controllers.runtime import (
     EventNote,
     NewObject,
     Outcome,
+    Trouble,
     Update,
 )
 from nodus.server.controllers.sandboxprocesses import Known
@@ -188,6 +189,21 @@ class SandboxController(BaseController):
                 raise
             return ActionResult(action.key, action.name, args, error=error.message)
         return ActionResult(action.key, action.name, args)
+
+    def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
+        """Fail and stop; where it was about one Process, that fails and the Sandbox goes on."""
+        action = trouble.action
+        if ctx is None:
+            return givingup.ended(self.kind, obj, trouble, now)
+        if action is not None and action.name in ("exec", "forget"):
+            result = ActionResult(action.key, action.name, action.args, error=trouble.message(now))
+            return self.decide(replace(ctx, result=result), now)
+        reason = givingup.reason_of(SANDBOX, obj.status)
+        ended = _settle(ctx, now, "Failed", None, reason=reason, message=trouble.message(now), fix=givingup.FIX)
+        if ctx.live is None:
+            return ended
+        spec = {**ctx.live.spec, "state": "Stopped", "stopReason": givingup.INTERNAL_ERROR}
+        return replace(ended, update=[Update(ctx.live, spec=spec)])
 
     async def gone(self, uid: str) -> None:
         """Delete the files of a deleted Sandbox."""

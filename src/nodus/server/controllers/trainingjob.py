@@ -13,6 +13,7 @@ reports and the verdicts of its completions are rows that every pass reads anew:
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.kinds import JOB, TRAINING_JOB, VOLUME
+from nodus.server.controllers import givingup
 from nodus.server.controllers.runtime import (
     NOTHING,
     TERMINAL_PHASES,
@@ -29,6 +31,7 @@ from nodus.server.controllers.runtime import (
     EventNote,
     NewObject,
     Outcome,
+    Trouble,
     Update,
 )
 from nodus.server.kinds.trainingjob import provenance
@@ -141,6 +144,19 @@ class TrainingJobController(BaseController):
             await self.gone(ctx.obj.uid)
             return ActionResult(action.key, action.name)
         raise NotImplementedError(action.name)
+
+    def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
+        """Fail, and have its Job cancelled; graders that can't be given back are no reason to."""
+        if ctx is None:
+            return givingup.ended(self.kind, obj, trouble, now)
+        if trouble.action is not None and trouble.action.name == "release":
+            result = ActionResult(trouble.action.key, "release", error=trouble.message(now))
+            return self.decide(dataclasses.replace(ctx, result=result), now)
+        reason = givingup.reason_of(TRAINING_JOB, obj.status)
+        failed = _fail(ctx, now, reason, trouble.message(now), givingup.FIX)
+        if ctx.job is None or not ctx.owns_job or ctx.job.status.get("phase") in TERMINAL_PHASES:
+            return failed
+        return dataclasses.replace(failed, update=[Update(ctx.job, spec={**ctx.job.spec, "state": "Cancelled"})])
 
     async def gone(self, uid: str) -> None:
         """Give the graders of a run back, and forget its tasks."""

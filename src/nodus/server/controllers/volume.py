@@ -22,7 +22,8 @@ from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.errors import NodusError
 from nodus.core.kinds import VOLUME
 from nodus.server import revisions
-from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, BaseController, EventNote, Outcome
+from nodus.server.controllers import givingup
+from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, BaseController, EventNote, Outcome, Trouble
 from nodus.server.store import blobs, objects, volumes
 from nodus.server.store.partials import Partials
 from nodus.server.store.volumes import FileEntry, Revision
@@ -128,6 +129,12 @@ class VolumeController(BaseController):
             value = {"reason": error.reason, "fix": error.fix or "", "transient": False}
             return ActionResult(action.key, action.name, value, error.message)
         return ActionResult(action.key, action.name, _progress(state, pinned))
+
+    def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
+        """Fail the import; a Volume that is Ready has its files, and stays."""
+        if obj.status.get("phase") in self.rests_in:
+            return NOTHING
+        return givingup.ended(self.kind, obj, trouble, now)
 
     async def gone(self, uid: str) -> None:
         """Stop the import of a Volume that was deleted, and delete its files."""

@@ -147,6 +147,16 @@ nodes = Table(
     Column("expires_us", BigInteger, nullable=False),
 )
 
+failures = Table(
+    "failures",
+    metadata,
+    Column("object", String(36), ForeignKey("objects.uid", ondelete="CASCADE"), primary_key=True),
+    _org(),
+    Column("count", Integer, nullable=False),
+    Column("since_us", BigInteger, nullable=False),
+)
+"""Passes of controllers that failed, one after the other; a row goes with the next one that doesn't."""
+
 idempotency = Table(
     "idempotency",
     metadata,
