@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from nodus.testing.processes import FakeProcesses
 
 if TYPE_CHECKING:
-    from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule, Usage
+    from nodus.server.compute.base import (
+        Capacity,
+        Collected,
+        LogPiece,
+        MemberSpec,
+        MemberState,
+        OutputRule,
+        Reported,
+        Usage,
+    )
 
 
 class FakeBackend:
@@ -25,6 +34,8 @@ class FakeBackend:
         processes: What runs inside of members.
         filled: Uids of Sandboxes that have files.
         emptied: Uids of Sandboxes whose files were deleted, in order.
+        asked: Keys of members that were to save a checkpoint before they were stopped.
+        said: What :meth:`reported` returns, by key.
     """
 
     name = "fake"
@@ -39,6 +50,8 @@ class FakeBackend:
         self.processes = FakeProcesses()
         self.filled: list[str] = []
         self.emptied: list[str] = []
+        self.asked: set[str] = set()
+        self.said: dict[str, Reported] = {}
         self._states: dict[str, MemberState] = {}
 
     def end(self, key: str, exit_code: int | None = 0, **more: Any) -> None:
@@ -50,6 +63,12 @@ class FakeBackend:
         from nodus.server.compute.base import MemberState
 
         return self._states.get(key) or MemberState(key, "Absent")
+
+    def reported(self, key: str) -> Reported:
+        """Return :attr:`said`."""
+        from nodus.server.compute.base import Reported
+
+        return self.said.get(key) or Reported({}, {})
 
     def workspace_directory(self, sandbox_uid: str) -> Path:
         """Return a path that nothing is ever written to."""
@@ -94,8 +113,10 @@ class FakeBackend:
             self._states[spec.key] = MemberState(spec.key, "Running")
         return self._states[spec.key]
 
-    async def stop(self, key: str, reason: str, *, grace_s: float | None = None) -> None:
-        """End a member with the reason."""
+    async def stop(self, key: str, reason: str, *, grace_s: float | None = None, checkpoint_s: float = 0.0) -> None:
+        """End a member with the reason; it is noted in :attr:`asked` when a checkpoint was to be saved first."""
+        if checkpoint_s > 0:
+            self.asked.add(key)
         self.stopped[key] = reason
         if not self.read_state(key).ended:
             self.end(key, exit_code=143, reason=reason)

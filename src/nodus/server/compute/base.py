@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from nodus.core.errors import NodusError
 from nodus.server.compute.graders import GraderHost
@@ -46,6 +46,20 @@ class OutputRule(NamedTuple):
     """Absolute path inside the member."""
 
 
+class CheckpointPlan(NamedTuple):
+    """What a member keeps of its state, and how often it is asked to save it."""
+
+    paths: Sequence[str] = ()
+    """Directories inside the member; the first is where its command saves."""
+    seq: int = 0
+    """Number of the newest checkpoint of the members before it; its own go on from there."""
+    interval_s: float | None = None
+    """How often it is asked; None for never, but for when it is stopped to go on later."""
+
+
+NO_CHECKPOINTS = CheckpointPlan()
+
+
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
     """A command to run in isolation.
@@ -71,6 +85,7 @@ class MemberSpec:
         grace_s: Between SIGTERM and SIGKILL when it is stopped.
         log_limit_bytes: How much output is kept.
         processes: Whether it hosts further processes, as a Sandbox does; its own command may be empty then.
+        checkpoint: What it keeps.
     """
 
     key: str
@@ -93,6 +108,7 @@ class MemberSpec:
     grace_s: float = 10.0
     log_limit_bytes: int = 50 * 1024 * 1024
     processes: bool = False
+    checkpoint: CheckpointPlan = NO_CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +140,15 @@ class MemberState:
     def ended(self) -> bool:
         """Whether nothing of it runs any more, though it ran."""
         return self.phase in ("Exited", "Lost")
+
+
+class Reported(NamedTuple):
+    """What a member's command said of itself, as it stands in an Attempt's status; empty where it said nothing."""
+
+    progress: Mapping[str, Any]
+    """``stage``, ``units``, ``metrics``, ``tasks``; and ``ignored``, how many events were not taken, by why."""
+    checkpoint: Mapping[str, Any]
+    """``seq``, ``time``, ``size`` and ``trigger`` of the newest one that it saved, and ``count``."""
 
 
 class Usage(NamedTuple):
@@ -204,8 +229,15 @@ class ComputeBackend(Protocol):
         """
         ...
 
-    async def stop(self, key: str, reason: str, *, grace_s: float | None = None) -> None:
-        """Ask for the end of a member; returns at once. One that hasn't begun never begins."""
+    async def stop(self, key: str, reason: str, *, grace_s: float | None = None, checkpoint_s: float = 0.0) -> None:
+        """Ask for the end of a member; returns at once. One that hasn't begun never begins.
+
+        Args:
+            key: Which member.
+            reason: Why, as it will stand in its state.
+            grace_s: Between SIGTERM and SIGKILL; None for what its spec says.
+            checkpoint_s: How long its command may take to save a checkpoint first, if it asked to be told.
+        """
         ...
 
     async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
@@ -218,6 +250,10 @@ class ComputeBackend(Protocol):
 
     async def state(self, key: str) -> MemberState:
         """Return where a member stands."""
+        ...
+
+    def reported(self, key: str) -> Reported:
+        """Return what a member's command has said of itself."""
         ...
 
     async def attach(self) -> list[MemberState]:

@@ -17,7 +17,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodus.server.compute.base import Capacity, Collected, LogPiece, MemberSpec, MemberState, OutputRule, Usage
+from nodus.server.compute.base import (
+    Capacity,
+    Collected,
+    LogPiece,
+    MemberSpec,
+    MemberState,
+    OutputRule,
+    Reported,
+    Usage,
+)
 from nodus.server.compute.local import cgroups, logstore
 from nodus.server.compute.local.attemptdir import (
     EVENTS_SOCKET,
@@ -32,6 +41,7 @@ from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.member import kill_left_over
 from nodus.server.compute.local.prepare import BlobPath, prepare
 from nodus.server.compute.local.processclient import LocalProcesses
+from nodus.server.compute.local.reported import read_reported
 from nodus.server.compute.local.usage import tree_usage
 from nodus.server.compute.local.zygote import Zygote
 
@@ -129,18 +139,24 @@ class LocalBackend:
         state = self.read_state(spec.key)
         return state if state.phase != "Absent" else MemberState(spec.key, "Starting")
 
-    async def stop(self, key: str, reason: str, *, grace_s: float | None = None) -> None:
-        """Ask for the end of a member; one that hasn't begun never begins."""
-        await asyncio.to_thread(self.stop_sync, key, reason, grace_s)
+    async def stop(self, key: str, reason: str, *, grace_s: float | None = None, checkpoint_s: float = 0.0) -> None:
+        """Ask for the end of a member, after a checkpoint if its command takes part; one that hasn't begun never does.
 
-    def stop_sync(self, key: str, reason: str, grace_s: float | None = None) -> None:
+        The first request counts, but for one that waits for a checkpoint: it gives way to one that does not.
+        """
+        await asyncio.to_thread(self.stop_sync, key, reason, grace_s, checkpoint_s)
+
+    def stop_sync(self, key: str, reason: str, grace_s: float | None = None, checkpoint_s: float = 0.0) -> None:
         """As :meth:`stop`, for threads and tests."""
         attempt = self.directory(key)
         attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         request: dict[str, Any] = {"reason": reason, "at": time.time()}
         if grace_s is not None:
             request["graceSeconds"] = grace_s
-        if attempt.read_stop() is None:
+        if checkpoint_s > 0:
+            request["checkpointSeconds"] = checkpoint_s
+        before = attempt.read_stop()
+        if before is None or (before.get("checkpointSeconds") and checkpoint_s <= 0):
             write_json(attempt.stop, request)
         self._poke(attempt)
         _never_begin(attempt, {"reason": reason, "message": "stopped before it started"})
@@ -181,6 +197,10 @@ class LocalBackend:
         if status["phase"] != EXITED and not alive:
             return _to_state(key, status, lost=True)
         return _to_state(key, status)
+
+    def reported(self, key: str) -> Reported:
+        """Return what a member's command has said of itself."""
+        return read_reported(self.directory(key).path)
 
     async def attach(self) -> list[MemberState]:
         """Find all members there are and count the capacity of those that run."""

@@ -20,7 +20,9 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from nodus.server.compute.local.httpmessages import (
@@ -57,6 +59,10 @@ class _Away(Exception):
         self.retry_after_s = retry_after_s
 
 
+Local = Callable[[Request], "tuple[int, dict[str, Any]] | None"]
+"""Answers a request without the server: status and body, or None to pass it on. Raises Refused."""
+
+
 class Proxy:
     """Serves one attempt's socket on threads of its own.
 
@@ -64,10 +70,14 @@ class Proxy:
         listener: A listening unix socket.
         server_json: The file in which the server writes where it listens: ``{"url": "http://127.0.0.1:8080"}``.
         token: The attempt's bearer token.
+        local: Answers what is not the server's to answer.
     """
 
-    def __init__(self, listener: socket.socket, server_json: Path, token: str) -> None:
+    def __init__(
+        self, listener: socket.socket, server_json: Path, token: str, local: Local = lambda request: None
+    ) -> None:
         self._listener = listener
+        self._local = local
         self._server_json = server_json
         self._token = token
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -105,13 +115,21 @@ class Proxy:
                 try:
                     request = read_request(connection)
                     if request is not None:
-                        self._forward(request, connection)
+                        self._answer(request, connection)
                 except Refused as refused:
                     connection.sendall(_status_reply(refused))
         except OSError:
             pass  # The command went away, or sent nothing for a minute.
         finally:
             self._slots.release()
+
+    def _answer(self, request: Request, client: socket.socket) -> None:
+        answer = self._local(request)
+        if answer is None:
+            self._forward(request, client)
+        else:
+            status, body = answer
+            client.sendall(_reply(status, "OK", body))
 
     def _forward(self, request: Request, client: socket.socket) -> None:
         key = request.header("idempotency-key") or f"attempt-{uuid.uuid4()}"
@@ -220,16 +238,19 @@ def _gone_within(client: socket.socket, seconds: float) -> bool:
 
 
 def _status_reply(refused: Refused) -> bytes:
-    body = json.dumps(
-        {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "status": "Failure",
-            "code": refused.status,
-            "reason": refused.reason,
-            "message": refused.message,
-        }
-    ).encode()
-    head = f"HTTP/1.1 {refused.status} {refused.reason}\r\nContent-Type: application/json\r\n"
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": refused.status,
+        "reason": refused.reason,
+        "message": refused.message,
+    }
+    return _reply(refused.status, refused.reason, body)
+
+
+def _reply(status: int, word: str, content: dict[str, Any]) -> bytes:
+    body = json.dumps(content).encode()
+    head = f"HTTP/1.1 {status} {word}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return head.encode() + body

@@ -5,9 +5,9 @@ started again, the command goes on, and a new server finds everything in the att
 other way round, the sandbox dies with its supervisor, so that an attempt whose lock is free has no processes left.
 
 In order: take the lock; refuse if a status says that this key was started before; write ``Starting``; open the API
-socket, the control socket and the log; start the sandbox; write ``Running``; let the command begin; copy output, watch
-the clock and the control socket; kill what is left of the process tree; write ``Exited``. Each status is on disk before
-the next step.
+socket, the events socket, the control socket and the log; start the sandbox; write ``Running``; let the command begin;
+copy output, watch the clock and the control socket, have a checkpoint saved before a stop that wants one; kill what is
+left of the process tree; write ``Exited``. Each status is on disk before the next step.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from nodus.server.compute.local.attemptdir import (
     short_path,
     write_json,
 )
+from nodus.server.compute.local.eventsocket import Ask
 from nodus.server.compute.local.hosting import Hosting
 from nodus.server.compute.local.logstore import LogWriter
 from nodus.server.compute.local.member import describe_end, start_member
+from nodus.server.compute.local.reporting import Reporting
 from nodus.server.compute.local.sandbox import SandboxProcess, become_subreaper
 
 CONTROL_SOCKET = "control.sock"
@@ -83,6 +85,8 @@ class Supervisor:
         self._times: dict[str, float] = {"created": time.time()}
         self._stop_reason: str | None = None
         self._kill_at: float | None = None
+        self._ask: Ask | None = None
+        self._ask_until: float | None = None
         self._timeout_at: float | None = None
         self._log = LogWriter(attempt.log, limit_bytes=int(spec.get("logLimitBytes", 50 << 20)))
         self._lost_bytes = 0
@@ -93,7 +97,7 @@ class Supervisor:
             self._finish({"reason": self._stop_reason, "message": "stopped before it started"})
             return 0
         self._write(STARTING, {})
-        with self._control() as control, self._api():
+        with self._control() as control, self._reports(), self._api():
             hosting = Hosting(self._attempt, self._notify) if self._spec.get("processes") else None
             try:
                 started = start_member(self._attempt, self._spec, hosting)
@@ -110,6 +114,7 @@ class Supervisor:
             with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as starting.
                 self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
             self._proxy.start()
+            self._reporting.start()
             # Closing writes: a sandbox that ended already is what the watch below finds.
             with contextlib.suppress(BrokenPipeError), os.fdopen(started.gate, "wb") as gate:
                 gate.write(b"go\n")
@@ -120,6 +125,7 @@ class Supervisor:
             finally:
                 member.kill_tree()
             self._drain(started.output)
+            self._reporting.finish()
             self._log.close()
             end = describe_end(member, code, self._stop_reason, self._spec)
             if hosting is not None:
@@ -133,7 +139,7 @@ class Supervisor:
         """Copy output and obey until the command ended; return its exit code, once nothing of it is left."""
         ended = os.pidfd_open(member.pid)
         poller = select.poll()
-        for fd in (output, ended, control.fileno()):
+        for fd in (output, ended, control.fileno(), self._reporting.fd):
             poller.register(fd, select.POLLIN)
         try:
             while True:
@@ -142,14 +148,20 @@ class Supervisor:
                     poller.unregister(output)
                 if control.fileno() in ready:
                     self._answer(control)
+                if self._reporting.fd in ready:
+                    self._reporting.clear()
                 if ended in ready:
+                    if self._ask is not None:
+                        self._stop_reason = None  # It ended by itself, before it was told to.
                     return member.wait()
                 self._enforce(member)
         finally:
             os.close(ended)
 
     def _wait_ms(self) -> float | None:
-        due = [moment for moment in (self._kill_at, self._timeout_at) if moment is not None]
+        due = [moment for moment in (self._kill_at, self._timeout_at, self._ask_until) if moment is not None]
+        if self._stop_reason is None and (next_s := self._reporting.ask_when_due()) is not None:
+            due.append(time.monotonic() + next_s)
         # Stop requests come with a poke of the control socket; looking now and then covers one that got lost.
         return 1000.0 * max(0.0, min(2.0, *(moment - time.monotonic() for moment in due))) if due else 2000.0
 
@@ -158,14 +170,36 @@ class Supervisor:
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
             self._stop_reason = self._stop_reason or "DeadlineExceeded"
+            self._ask = self._ask_until = None
             member.kill_tree()
         if self._stop_reason is None and self._stop_requested():
-            grace_s = float((self._attempt.read_stop() or {}).get("graceSeconds", self._spec.get("graceSeconds", 10)))
-            # Where no command is there to be told (it has not begun), there is nothing to wait for.
-            self._kill_at = now + grace_s if member.signal(signal.SIGTERM) else now
+            wait_s = self._checkpoint_s()
+            if wait_s <= 0 or (ask := self._reporting.ask()) is None:
+                self._terminate(member, now)
+            else:
+                self._ask, self._ask_until = ask, now + wait_s
+        if self._ask is not None and self._ask_until is not None and self._waited(self._ask, self._ask_until, now):
+            self._ask = self._ask_until = None
+            self._terminate(member, now)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             member.kill_tree()
+
+    def _terminate(self, member: SandboxProcess, now: float) -> None:
+        grace_s = float((self._attempt.read_stop() or {}).get("graceSeconds", self._spec.get("graceSeconds", 10)))
+        # Where no command is there to be told (it has not begun), there is nothing to wait for.
+        self._kill_at = now + grace_s if member.signal(signal.SIGTERM) else now
+
+    def _checkpoint_s(self) -> float:
+        """How long a stop waits for the command to save a checkpoint first."""
+        return float((self._attempt.read_stop() or {}).get("checkpointSeconds", 0))
+
+    def _waited(self, ask: Ask, until: float, now: float) -> bool:
+        """Whether a stop need not wait for a checkpoint any longer; whoever asked may have changed his mind."""
+        if self._checkpoint_s() <= 0:
+            self._stop_requested()
+            return True
+        return ask.settled or now >= until
 
     def _stop_requested(self) -> bool:
         request = self._attempt.read_stop()
@@ -179,6 +213,7 @@ class Supervisor:
         data = os.read(output, 1 << 16)
         if not data:
             return False
+        self._reporting.output(data)
         try:
             self._log.write(data)
         except OSError:
@@ -219,12 +254,21 @@ class Supervisor:
         with short_path(path) as short:
             listener = proxy.listen(short)
         data_dir = Path(str(self._spec["dataDir"]))
-        self._proxy = proxy.Proxy(listener, data_dir / "server.json", str(self._spec["token"]))
+        token = str(self._spec["token"])
+        self._proxy = proxy.Proxy(listener, data_dir / "server.json", token, self._reporting.serve)
         try:
             yield
         finally:
             self._proxy.close()
             path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _reports(self) -> Any:
+        self._reporting = Reporting(self._attempt, self._spec)
+        try:
+            yield
+        finally:
+            self._reporting.close()
 
     def _finish(self, end: dict[str, Any]) -> None:
         self._times["finished"] = time.time()
