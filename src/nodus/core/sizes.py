@@ -1,8 +1,26 @@
-"""Numbers of bytes, for people."""
+"""Amounts as Kubernetes writes them, such as ``500m`` or ``16Gi``: read, and written for people."""
 
 from __future__ import annotations
 
+import re
+
+QUANTITY = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMGT]i?|m)?"
+"""Bounded, so that every quantity is a number that an integer holds."""
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti")
+_FACTORS = {"": 1.0, "m": 0.001, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_FACTORS |= {unit: 1024.0**power for power, unit in enumerate(_UNITS) if unit}
+
+
+def quantity(value: str | float) -> float:
+    """Return the number that a quantity such as ``4``, ``500m`` or ``16Gi`` means.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = re.fullmatch(QUANTITY, str(value))
+    if match is None:
+        raise ValueError(f"{str(value)[:60]!r} is not a quantity; write it like 4, 500m or 16Gi")
+    return float(match[1]) * _FACTORS[match[2] or ""]
 
 
 def size_text(size: int) -> str:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.clock import rfc3339
 from nodus.core.errors import BadRequest, RequestEntityTooLarge, VolumeBusy
 from nodus.core.kinds import JOB, VOLUME
-from nodus.core.sizes import size_text
+from nodus.core.sizes import quantity, size_text
 from nodus.server.store import objects, volumes
 from nodus.server.store.context import lock_objects
 from nodus.server.store.volumes import FileEntry, Revision
-from nodus.server.training.resources import quantity
 from nodus.server.uploads import parents
 
 if TYPE_CHECKING:

@@ -16,20 +16,6 @@ Make = Callable[..., Object]
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
-    [("4", 4), (2, 2), (0.5, 0.5), ("500m", 0.5), ("1Ki", 1024), ("16Gi", 16 << 30), ("1.5Gi", 3 << 29), ("2M", 2e6)],
-)
-def test_quantity_is_read(text: str, number: float) -> None:
-    assert memberspec.quantity(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "4x", "Gi", "-1", "1 Gi"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a quantity"):
-        memberspec.quantity(text)
-
-
-@pytest.mark.parametrize(
     ("resources", "request_"),
     [
         (None, Request(1.0, 2 << 30)),

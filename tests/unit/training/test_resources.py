@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodus.core.errors import Invalid
-from nodus.server.training.resources import GIB, Shape, choose, quantity
+from nodus.server.training.resources import GIB, Shape, choose
 
 CPU = Shape("local-cpu", 4, 32 * GIB)
 L40S = Shape("local-l40s-x2", 16, 128 * GIB, "L40S", 2, "1.50")
@@ -81,16 +81,3 @@ def test_unknown_type_is_reported_and_a_count_of_none_means_cpu() -> None:
     assert chosen({"gpu": {"type": ["H1000"]}}).unknown_types == ("'H1000' is not an accelerator type",)
     result = chosen({"gpu": {"count": 0}}, shapes=[CPU, L40S])
     assert (result.gpus, "gpu" in result.resources) == (0, False)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("2", 2), (2, 2), ("500m", 0.5), ("1Gi", GIB), ("1G", 1e9), ("1.5Ki", 1536)]
-)
-def test_quantity(text: Any, value: float) -> None:
-    assert quantity(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "Gi", "-1", "1gi", "two", "1e3"])
-def test_quantity_refuses_what_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a quantity"):
-        quantity(text)

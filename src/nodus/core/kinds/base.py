@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from nodus.core.durations import parse_duration
 from nodus.core.money import parse_usd
+from nodus.core.sizes import QUANTITY
 
 Scope = Literal["Project", "Org"]
 Verb = Literal["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -41,7 +42,7 @@ USD = Annotated[StrictStr, AfterValidator(_check_usd), Field(examples=["20.00"])
 """Dollars as a decimal string with at most nine places; a JSON number is refused."""
 Duration = Annotated[StrictStr, AfterValidator(_check_duration), Field(examples=["15m0s"])]
 """A Go-style duration."""
-QUANTITY_PATTERN = r"^\d+(\.\d+)?([KMGT]i?|m)?$"
+QUANTITY_PATTERN = f"^{QUANTITY}$"
 Quantity = Annotated[StrictStr, Field(pattern=QUANTITY_PATTERN, examples=["50Gi"])]
 """A Kubernetes quantity such as ``4``, ``500m``, ``16Gi``."""
 

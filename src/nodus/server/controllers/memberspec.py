@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.durations import parse_duration
 from nodus.core.kinds.resources import read_gpu, read_secret
+from nodus.core.sizes import quantity
 from nodus.server.compute.base import InputFile, MemberSpec, Mount, OutputRule, StartRefused
 
 if TYPE_CHECKING:
@@ -27,15 +27,11 @@ _INIT = """{init} || {{
   [ -e /nodus/termination/message.json ] || printf '%s' {said} > /nodus/termination/message.json
   exit $code
 }}
-exec "$@"
 """
 SECRETS_DIR = "/run/secrets"
 SecretKey = tuple[str, int | None]
 """Name of a Secret and the version asked for; None for the newest."""
 TRAINING_LABEL = "nodus.dev/trainingjob"
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?|m)?")
-_FACTORS = {"": 1.0, "m": 0.001, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_FACTORS |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGT", start=1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +62,6 @@ class Resolved:
     token: str = ""
     kept: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
-
-
-def quantity(text: str | float) -> float:
-    """Return the number that a quantity such as ``4``, ``500m`` or ``16Gi`` means.
-
-    Raises:
-        ValueError: When it is none.
-    """
-    match = _QUANTITY.fullmatch(str(text))
-    if match is None:
-        raise ValueError(f"{text!r} is not a quantity; write it like 4, 500m or 16Gi")
-    return float(match.group(1)) * _FACTORS[match.group(2) or ""]
 
 
 def request_of(job_spec: Mapping[str, Any]) -> Request:
@@ -199,7 +183,7 @@ def command(job_spec: Mapping[str, Any]) -> list[str]:
     if not first:
         return words
     said = json.dumps({"message": "the initCommand failed before the command could run"})
-    return ["/bin/sh", "-c", _INIT.format(init=shlex.join(first), said=shlex.quote(said)), "sh", *words]
+    return ["/bin/sh", "-c", _INIT.format(init=shlex.join(first), said=shlex.quote(said)) + RUN_PROGRAM, "sh", *words]
 
 
 def state_name(job_spec: Mapping[str, Any], attempt: Mapping[str, Any]) -> str:

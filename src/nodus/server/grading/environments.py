@@ -24,6 +24,7 @@ from typing import Any
 from nodus.core.digests import digest_of
 from nodus.core.durations import parse_duration
 from nodus.core.errors import Unsupported
+from nodus.core.sizes import quantity
 from nodus.server.files import sync_directory
 from nodus.server.grading.compiled import BadBundle
 from nodus.server.grading.libraries import installed
@@ -41,7 +42,6 @@ DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MEMORY_BYTES = 1024 * MIB
 _CATALOG_PACKAGE = "nodus.grader.catalog"
 _CATALOG = Path(__file__).resolve().parents[2] / "grader" / "catalog"
-_UNITS = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "K": 1000, "k": 1000, "M": 1000**2, "G": 1000**3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class EnvironmentLibrary:
             directory=directory,
             exact_match=_exact_match(graders),
             timeout_s=parse_duration(limits["timeout"]) if limits.get("timeout") else DEFAULT_TIMEOUT_S,
-            memory_bytes=_quantity_bytes(limits["memory"]) if limits.get("memory") else DEFAULT_MEMORY_BYTES,
+            memory_bytes=int(quantity(limits["memory"])) if limits.get("memory") else DEFAULT_MEMORY_BYTES,
         )
 
     def unpack(self, blob: str) -> Path:
@@ -250,12 +250,3 @@ def _exact_match(graders: Sequence[Mapping[str, Any]]) -> str | None:
     if graders and all(grader.get("kind") == "ExactMatch" for grader in graders):
         return str(graders[0].get("name"))
     return None
-
-
-def _quantity_bytes(value: Any) -> int:
-    """Return the bytes of a quantity such as ``512Mi``."""
-    text = str(value)
-    for suffix, factor in _UNITS.items():
-        if text.endswith(suffix):
-            return int(float(text.removesuffix(suffix)) * factor)
-    return int(text)

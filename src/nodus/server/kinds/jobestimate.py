@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.clock import parse_rfc3339
 from nodus.core.durations import parse_duration
 from nodus.core.kinds.job import JobSpec
+from nodus.core.sizes import quantity
 from nodus.server import accelerators
-from nodus.server.training.resources import START_UP, Shape, quantity
+from nodus.server.training.resources import START_UP, Shape
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -17,9 +17,9 @@ from nodus.core.durations import parse_duration
 from nodus.core.errors import Cause, SecretValueInEnv, Unsupported
 from nodus.core.kinds import SECRET, VOLUME
 from nodus.core.kinds.job import JobSpec
+from nodus.core.sizes import quantity
 from nodus.server.kinds import sources
 from nodus.server.store import objects, secret_values, volumes
-from nodus.server.training.resources import quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -10,12 +10,11 @@ from nodus.core.clock import rfc3339
 from nodus.core.errors import Cause, Conflict
 from nodus.core.kinds import JOB, SECRET, VOLUME
 from nodus.core.kinds.storage import SecretSpec, VolumeSpec
-from nodus.core.sizes import size_text
+from nodus.core.sizes import quantity, size_text
 from nodus.server.kinds import sources
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.store import objects, secret_values
 from nodus.server.store.codec import from_us
-from nodus.server.training.resources import quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

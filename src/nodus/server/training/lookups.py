@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.kinds import ENVIRONMENT, OFFERING, SECRET, TRAINING_RUNTIME
+from nodus.core.sizes import quantity
 from nodus.server.compute.local import images
 from nodus.server.store import objects, versions
 from nodus.server.training import models
@@ -25,7 +26,7 @@ from nodus.server.training.references import (
     parse_environment,
     parse_object,
 )
-from nodus.server.training.resources import Shape, quantity
+from nodus.server.training.resources import Shape
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

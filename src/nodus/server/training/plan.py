@@ -14,13 +14,14 @@ from nodus.core.durations import format_duration, parse_duration
 from nodus.core.errors import Cause
 from nodus.core.kinds import SECRET, VOLUME
 from nodus.core.money import format_usd, parse_usd
+from nodus.core.sizes import quantity
 from nodus.server import accelerators
 from nodus.server.store import objects, volumes
 from nodus.server.training import compile as compiler
 from nodus.server.training import lookups, parameters, rules
 from nodus.server.training.compile import Compiled, EnvironmentPin, ModelPin, RuntimePin
 from nodus.server.training.references import BadReference, HubModel, LibraryModel, parse_model
-from nodus.server.training.resources import START_UP, Chosen, Notice, choose, quantity
+from nodus.server.training.resources import START_UP, Chosen, Notice, choose
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

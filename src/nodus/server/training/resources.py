@@ -5,12 +5,12 @@ Pure; the machine is described by a value that the caller reads from the Offerin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nodus.core.errors import NodusError
+from nodus.core.sizes import quantity
 from nodus.server.training.parameters import overlay
 
 
@@ -63,8 +63,6 @@ class Chosen:
 
 
 GIB = 1024**3
-_UNITS = {"": 1.0, "m": 0.001, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_UNITS |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGT", start=1)}
 NO_ACCELERATOR = Notice(
     "NoAccelerator",
     "no accelerator is here: the run uses the CPU, which suits models of a few hundred million parameters",
@@ -148,18 +146,6 @@ def _too_large(resources: Mapping[str, Any], shape: Shape) -> tuple[Notice, ...]
         here = f"{shape.memory_bytes // GIB}Gi"
         found.append(f"{resources['memory']} of memory are asked for and the largest machine here has {here}")
     return tuple(Notice("ResourcesUnavailable", words, "ask for less under spec.resources") for words in found)
-
-
-def quantity(value: Any) -> float:
-    """Number of a Kubernetes quantity such as `2`, `500m` or `16Gi`.
-
-    Raises:
-        ValueError: the value is no quantity.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]i?|m)?", str(value))
-    if match is None:
-        raise ValueError(f"{value!r} is not a quantity such as 2, 500m or 16Gi")
-    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 def _cores(shape: Shape) -> int | float:
