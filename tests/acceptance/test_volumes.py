@@ -204,8 +204,35 @@ def test_what_no_volume_holds_is_refused_here(client: Client, tmp_path: Path, wh
         (directory / os.fsdecode(b"\xff")).write_text("x")
     source = tmp_path / "nope" if what == "absent" else directory
     with pytest.raises(NodusError) as refused:
-        volume(client, "odd").put(source)
+        volume(client, "odd").put(source, skipped=lambda what: None)
     assert refused.value.fix
+
+
+def test_a_directory_with_links_goes_without_what_leads_out(
+    server: dict[str, Any], client: Client, tmp_path: Path
+) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir()
+    (directory / "a").write_text("a")
+    (directory / "same").symlink_to("a")
+    for number in range(12):
+        (directory / f"out{number:02}").symlink_to("/etc/hostname")
+    environment = {**os.environ, "NODUS_API_URL": server["url"], "NODUS_API_KEY": server["key"], "HOME": str(tmp_path)}
+
+    def put(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "nodus.cli.main", "volume", "put", "linked", str(directory), *flags]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+
+    done = put("--create")
+    assert done.stdout == "volume/linked revision 1\n"
+    warnings = done.stderr.splitlines()
+    assert warnings[0] == "warning: left out out00: a symbolic link that leads out of the directory"
+    assert warnings[-1] == "warning: left out 2 more, 12 together"
+    assert len(warnings) == 11
+    made = volume(client, "linked")
+    assert [(item.path, item.size) for item in made.list()] == [("a", 1), ("same", 1)]
+    assert put("--follow-symlinks").stderr == ""
+    assert len(made.list()) == 14
 
 
 def test_broken_download_goes_on_where_it_was(client: Client, tmp_path: Path) -> None:

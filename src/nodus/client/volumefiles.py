@@ -1,4 +1,4 @@
-"""Files on their way into a Volume: found, measured, sent in pieces, committed as one revision.
+"""Files on their way into a Volume: unpacked, measured, sent in pieces, committed as one revision.
 
 The server knows by their digests which bytes it has. So the same call, made again after the program or the server was
 killed, sends only what is missing, and a file that was half-way goes on where it was.
@@ -10,17 +10,16 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 import tarfile
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nodus.client.http import METERED_BYTES, Api, new_key
+from nodus.client.localfiles import LocalFile
 from nodus.client.transport import FilePart, off_loop
 from nodus.core.errors import BadRequest, Conflict, NodusError, NotFound
 
@@ -35,41 +34,6 @@ _PIECE_TIMEOUT_S = 900.0
 """The last piece's answer comes when the server has read the whole file again."""
 _TURNS = 5
 _READ_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class LocalFile:
-    """A file, or bytes, and where it goes."""
-
-    place: str
-    """Path in the Volume."""
-    source: Path | bytes
-    mode: int = 0o644
-    size: int = 0
-    sha256: str = ""
-
-
-def files_of(source: str | os.PathLike[str], target: str, *, inside: bool = False) -> list[LocalFile]:
-    """Return what a file or directory of this machine becomes in a Volume.
-
-    Args:
-        source: A file, which goes to the target; or a directory, whose contents go below it.
-        target: Path in the Volume; one that ends in a slash takes a file under its own name.
-        inside: Whether a file goes below the target in any case.
-
-    Raises:
-        NodusError: When there is nothing, or something that a Volume can't hold: links, devices, odd names.
-    """
-    start, base = Path(source), target.strip("/")
-    if start.is_file():
-        name = f"{base}/{start.name}" if inside or target.endswith("/") or not base else base
-        return [_local(name.lstrip("/"), start)]
-    if not start.is_dir():
-        raise NodusError(f"{start} is neither a file nor a directory", fix="Check the path.")
-    found = [_local(f"{base}/{path.relative_to(start).as_posix()}".lstrip("/"), path) for path in _walk(start)]
-    if not found:
-        raise NodusError(f"{start} holds no files", fix="Check the path; a volume keeps no empty directories.")
-    return found
 
 
 @contextlib.contextmanager
@@ -100,36 +64,6 @@ def unpacked(archive: str | os.PathLike[str]) -> Iterator[Path]:
                     fix="Pack it without links: `tar -h` packs the files that they lead to.",
                 )
         yield Path(directory)
-
-
-def _walk(start: Path) -> Iterator[Path]:
-    for directory, names, files in os.walk(start, onerror=_raise):
-        names.sort()
-        for name in sorted([*names, *files]):
-            path = Path(directory, name)
-            if path.is_symlink():
-                raise NodusError(
-                    f"{path} is a symbolic link, which a volume can't hold",
-                    fix="Replace it by the file that it leads to, or put a directory without it.",
-                )
-            if name in names:
-                continue
-            if not path.is_file():
-                raise NodusError(f"{path} is no plain file, which is all that a volume holds", fix="Leave it out.")
-            yield path
-
-
-def _raise(error: OSError) -> None:
-    raise NodusError(f"{error.filename} can't be read: {error.strerror}", fix="Check its permissions.") from error
-
-
-def _local(place: str, path: Path) -> LocalFile:
-    try:
-        place.encode()
-    except UnicodeEncodeError as error:
-        raise NodusError(f"the name of {os.fsencode(path)!r} is not UTF-8", fix="Rename the file.") from error
-    info = path.stat()
-    return LocalFile(place, path, 0o755 if stat.S_IMODE(info.st_mode) & 0o100 else 0o644, info.st_size)
 
 
 def measured(file: LocalFile, read: Callable[[int], None]) -> LocalFile:

@@ -14,10 +14,11 @@ from nodus.client.client import Client, default_client
 from nodus.client.downloads import checked, download, whole
 from nodus.client.handles import Handle
 from nodus.client.http import new_key
+from nodus.client.localfiles import LocalFile, Skipped, files_of, warn_skipped
 from nodus.client.outputs import safe_name
 from nodus.client.record import Record, as_record
 from nodus.client.transport import off_loop
-from nodus.client.volumefiles import LocalFile, Upload, files_of
+from nodus.client.volumefiles import Upload
 from nodus.core.errors import BadRequest, NodusError, NotFound, Unsupported
 
 DEFAULT_SIZE = "50Gi"
@@ -162,23 +163,35 @@ class Volume(Handle):
     # Writing --------------------------------------------------------------------------------------------------
 
     @blocking
-    async def put(self, source: LocalPath, target: str = "/") -> int:
+    async def put(
+        self,
+        source: LocalPath,
+        target: str = "/",
+        *,
+        follow_symlinks: bool = False,
+        skipped: Skipped = warn_skipped,
+    ) -> int:
         """Upload a file, or everything below a directory, and return the new revision.
 
         Files of the newest revision stay, unless they are written anew. A call that was interrupted, made again, sends
-        only what is missing.
+        only what is missing. A link to a file inside the directory becomes a copy; other links, sockets, pipes and
+        devices are left out.
 
         Args:
             source: A file or directory of this machine.
             target: Where in the volume; a file goes below it when it ends in a slash or is a directory there.
+            follow_symlinks: Whether to take what links lead to, wherever that is.
+            skipped: Is told of each file that is left out; a Python warning when unset.
 
         Raises:
-            NodusError: When the source isn't there or holds what a volume can't, such as symbolic links.
+            NodusError: When the source isn't there or can't be read, or nothing in it can be taken.
             VolumeBusy: When a Job writes to the volume; ``holder`` names it.
             RequestEntityTooLarge: When the volume would hold more than its size.
         """
         into = Path(source).is_file() and await self._is_directory(target)  # noqa: ASYNC240 - one look at a name
-        return await self._write(await off_loop(files_of, source, target, inside=into))
+        return await self._write(
+            await off_loop(files_of, source, target, inside=into, follow_symlinks=follow_symlinks, skipped=skipped)
+        )
 
     @blocking
     async def put_file(self, local_path: LocalPath, remote_path: str) -> int:
@@ -188,11 +201,19 @@ class Volume(Handle):
         return await self._write(await off_loop(files_of, local_path, remote_path))
 
     @blocking
-    async def put_directory(self, local_path: LocalPath, remote_path: str = "/") -> int:
-        """Upload everything below a directory; return the new revision. See `put` for the errors."""
+    async def put_directory(
+        self,
+        local_path: LocalPath,
+        remote_path: str = "/",
+        *,
+        follow_symlinks: bool = False,
+        skipped: Skipped = warn_skipped,
+    ) -> int:
+        """Upload everything below a directory; return the new revision. See `put` for links and errors."""
         if not Path(local_path).is_dir():  # noqa: ASYNC240 - one look at a name
             raise NodusError(f"{local_path} is not a directory", fix="Use put_file for a file.")
-        return await self._write(await off_loop(files_of, local_path, remote_path))
+        found = await off_loop(files_of, local_path, remote_path, follow_symlinks=follow_symlinks, skipped=skipped)
+        return await self._write(found)
 
     @blocking
     async def write_file(self, remote_path: str, content: bytes | str) -> int:
@@ -429,9 +450,9 @@ class BatchUpload:
         """Add a file; see `Volume.put_file`."""
         self._add(files_of(local_path, remote_path))
 
-    def put_directory(self, local_path: LocalPath, remote_path: str = "/") -> None:
-        """Add everything below a directory."""
-        self._add(files_of(local_path, remote_path))
+    def put_directory(self, local_path: LocalPath, remote_path: str = "/", *, follow_symlinks: bool = False) -> None:
+        """Add everything below a directory; see `Volume.put` for links."""
+        self._add(files_of(local_path, remote_path, follow_symlinks=follow_symlinks))
 
     def write_file(self, remote_path: str, content: bytes | str) -> None:
         """Add bytes, or text as UTF-8, under a path."""

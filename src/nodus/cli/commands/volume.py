@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nodus.cli.colour import visible
 from nodus.cli.groups import Group
 from nodus.cli.options import output_option
 from nodus.cli.session import Session, connected
@@ -27,6 +28,8 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return list(complete_names("Volume")(ctx, param, incomplete))
 
 
+SKIPPED_SHOWN = 10
+"""Warnings about single files; the rest are counted."""
 NAME = click.argument("name", shell_complete=_names)
 REVISION = click.option(
     "--revision", type=click.IntRange(min=1), metavar="N", help="An earlier revision; the newest when unset."
@@ -53,13 +56,19 @@ def command() -> None:
 @click.argument("remote", default="/", required=False)
 @click.option("--extract", is_flag=True, help="Unpack LOCAL, a .zip, .tar, .tar.gz or .tgz archive, into REMOTE.")
 @click.option("--create", "create", is_flag=True, help="Make the volume where there is none.")
+@click.option("--follow-symlinks", is_flag=True, help="Take what symbolic links lead to, also outside of LOCAL.")
 @connected()
-def put(session: Session, name: str, local: str, remote: str, extract: bool, create: bool) -> None:
+def put(
+    session: Session, name: str, local: str, remote: str, extract: bool, create: bool, follow_symlinks: bool
+) -> None:
     """Upload a file, or everything below a directory, as a new revision.
 
     Files that are there stay, unless they are written anew. A file lands at REMOTE, or inside it when REMOTE is a
     directory or ends in a slash; a directory's contents merge into REMOTE. Called again after it was interrupted, it
     sends only what is missing.
+
+    A link to a file inside the directory becomes a copy. Other links, sockets, pipes and devices are left out, with a
+    warning that names them.
 
     \b
     Examples:
@@ -69,12 +78,16 @@ def put(session: Session, name: str, local: str, remote: str, extract: bool, cre
     """
     from nodus.client.volumefiles import unpacked
 
+    if extract and follow_symlinks:
+        raise click.UsageError("--follow-symlinks goes with a directory; an archive is taken as it was packed.")
     volume = _volume(session, name, create=create)
+    skipped: list[str] = []
     if extract:
         with unpacked(local) as directory:
-            revision = volume.put_directory(directory, remote)
+            revision = volume.put_directory(directory, remote, skipped=skipped.append)
     else:
-        revision = volume.put(local, remote)
+        revision = volume.put(local, remote, follow_symlinks=follow_symlinks, skipped=skipped.append)
+    _tell_skipped(skipped)
     print(f"volume/{name} revision {revision}")
 
 
@@ -202,6 +215,13 @@ def restore(session: Session, name: str, revision: int) -> None:
     """
     newest = _volume(session, name).restore(revision)
     print(f"volume/{name} revision {newest}")
+
+
+def _tell_skipped(skipped: list[str]) -> None:
+    for what in skipped[:SKIPPED_SHOWN]:
+        print(f"warning: left out {visible(what)}", file=sys.stderr)
+    if len(skipped) > SKIPPED_SHOWN:
+        print(f"warning: left out {len(skipped) - SKIPPED_SHOWN} more, {len(skipped)} together", file=sys.stderr)
 
 
 def _volume(session: Session, name: str, *, create: bool = False) -> Volume:
