@@ -62,9 +62,12 @@ def parse_rfc3339(text: str) -> datetime:
     """Read an RFC 3339 timestamp.
 
     Raises:
-        ValueError: When the text is no timestamp or has no timezone.
+        ValueError: When the text is no timestamp, has no timezone, or is no time that UTC has a year for.
     """
     moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no timezone; write it like 2026-01-31T12:00:00Z")
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is outside the years 1 to 9999") from error

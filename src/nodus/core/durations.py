@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+# Bounded: a number of hundreds of digits is infinite, which no arithmetic after it expects.
+_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,18})?)(ms|s|m|h|d)")
 
 
 def parse_duration(text: str) -> float:
@@ -21,7 +22,7 @@ def parse_duration(text: str) -> float:
         total += float(match.group(1)) * _UNITS_S[match.group(2)]
         position = match.end()
     if not text or position != len(text):
-        raise ValueError(f"{text!r} is not a duration; write it like 90s, 15m or 1h30m")
+        raise ValueError(f"{text[:60]!r} is not a duration; write it like 90s, 15m or 1h30m")
     return total
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodus.core.clock import parse_rfc3339
 from nodus.core.digests import canonical_json, digest_of
 from nodus.core.durations import format_age, format_duration, parse_duration
 from nodus.core.errors import BadRequest, Invalid
@@ -40,10 +41,18 @@ def test_durations_parse(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "m", "5 m", "-5m", "5x", "1h 2m"])
+@pytest.mark.parametrize("text", ["", "5", "m", "5 m", "-5m", "5x", "1h 2m", "9" * 400 + "h", "\u0665m"])
 def test_bad_durations_say_the_form(text: str) -> None:
     with pytest.raises(ValueError, match="write it like"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["tomorrow", "2026-01-31T12:00:00", "0001-01-01T00:00:00+10:00", "9999-12-31T23:00:00-10:00"]
+)
+def test_what_is_no_time_in_utc_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"timezone|outside the years|Invalid isoformat"):
+        parse_rfc3339(text)
 
 
 def test_durations_and_ages_print_like_go() -> None:
