@@ -77,9 +77,11 @@ def _become(
         os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(env))
     except FileNotFoundError as error:
-        what = argv[0] if os.path.isdir(cwd) else cwd
         code = NOT_FOUND
-        _complain(f"{what}: {error.strerror}")
+        if not os.path.isdir(cwd):
+            _complain(f"{cwd}: {error.strerror}")
+        else:
+            _complain(f"{argv[0]}: {error.strerror if '/' in argv[0] else 'command not found'}")
     except OSError as error:
         _complain(f"{argv[0]}: {error.strerror}")
     except BaseException as error:  # noqa: BLE001 - the last frame of a forked process: it must not go on as process one

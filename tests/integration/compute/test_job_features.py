@@ -65,6 +65,12 @@ def test_init_command_runs_first_and_its_failure_is_told(server: Server) -> None
     status = ended(server, job)
     assert (status["exitCode"], "initCommand failed" in status["message"]) == (6, True)
     assert server.log(server.attempts(job)[0]) == "trying\n"
+    for name, first, command in (("init-then-nothing", "true", "no-such"), ("init-of-nothing", "no-such", "true")):
+        job = server.add(name, command, initCommand=[first])
+        assert (ended(server, job)["exitCode"], server.log(server.attempts(job)[0])) == (
+            127,
+            "no-such: command not found\n",
+        )
 
 
 def test_checkpoint_directories_go_from_attempt_to_attempt(server: Server) -> None:

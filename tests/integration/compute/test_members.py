@@ -77,11 +77,26 @@ def test_machine_without_bubblewrap_fails_the_member_and_says_so(
     assert not (members.backend.directory("attempt-1").outputs / "ran").exists()
 
 
-def test_missing_command_says_so(members: Members) -> None:
-    state = members.run("no-such-program")
-    assert (state.phase, state.exit_code) == ("Exited", 127)
-    assert "no-such-program" in str(state.message)
-    assert "no-such-program" in members.output()
+@pytest.mark.parametrize(
+    ("program", "code", "line"),
+    [
+        ("no-such-program", 127, "no-such-program: command not found\n"),
+        ("cd", 127, "cd: command not found\n"),
+        ("/no/such/place", 127, "/no/such/place: no such file or directory\n"),
+        ("/etc/hosts", 126, "/etc/hosts: permission denied\n"),
+        ("/etc", 126, "/etc: is a directory\n"),
+    ],
+)
+def test_command_that_cannot_be_run_says_so_in_one_line(members: Members, program: str, code: int, line: str) -> None:
+    state = members.run(program, "--more", "*")
+    assert (state.phase, state.exit_code, members.output()) == ("Exited", code, line)
+    assert program in str(state.message)
+
+
+def test_check_of_the_command_leaves_nothing_behind_for_it(members: Members) -> None:
+    env = {"word": "mine", "folder": "mine", "IFS": "-"}
+    members.run("sh", "-c", 'echo "$word $folder $*" a-b; ls /proc/self/fd | wc -l', "sh", "*", "x y", env=env)
+    assert members.output() == "mine mine * x y a-b\n4\n"
 
 
 def test_same_key_runs_once_however_often_it_is_started(members: Members) -> None:

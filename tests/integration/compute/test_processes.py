@@ -134,7 +134,7 @@ async def test_command_runs_as_the_sandbox_and_tells_its_streams_and_exit_code(b
 
 async def test_command_that_is_not_there_ends_like_a_shells(box: Box) -> None:
     state, pieces = await box.end(await box.exec("no-such-program"))
-    assert (state.exit_code, text(pieces)) == (127, "nodus: no-such-program: No such file or directory\n")
+    assert (state.exit_code, text(pieces)) == (127, "nodus: no-such-program: command not found\n")
     state, pieces = await box.end(await box.exec("/etc/passwd"))
     assert (state.exit_code, text(pieces)) == (126, "nodus: /etc/passwd: Permission denied\n")
     state, pieces = await box.end(await box.exec("pwd", cwd="/no/such/place"))

@@ -12,6 +12,7 @@ from nodus.core.durations import parse_duration
 from nodus.core.kinds.resources import read_gpu, read_secret
 from nodus.core.sizes import quantity
 from nodus.server.compute.base import InputFile, MemberSpec, Mount, OutputRule, StartRefused
+from nodus.server.compute.programs import RUN_PROGRAM
 
 if TYPE_CHECKING:
     from nodus.server.store.objects import Object
@@ -22,11 +23,15 @@ OUTPUT_DIR, STATE_DIR = "/nodus/outputs", "/nodus/state"
 GANG_PORT = "29500"
 LOG_LIMIT_BYTES = 64 << 20
 """How much of an attempt's output is kept: 50 MB are promised, and the newest chunk always counts as full."""
-_INIT = """{init} || {{
+_INIT = """(
+set -- {init}
+{run}
+) || {{
   code=$?
   [ -e /nodus/termination/message.json ] || printf '%s' {said} > /nodus/termination/message.json
   exit $code
 }}
+{run}
 """
 SECRETS_DIR = "/run/secrets"
 SecretKey = tuple[str, int | None]
@@ -183,7 +188,8 @@ def command(job_spec: Mapping[str, Any]) -> list[str]:
     if not first:
         return words
     said = json.dumps({"message": "the initCommand failed before the command could run"})
-    return ["/bin/sh", "-c", _INIT.format(init=shlex.join(first), said=shlex.quote(said)) + RUN_PROGRAM, "sh", *words]
+    script = _INIT.format(init=shlex.join(first), said=shlex.quote(said), run=RUN_PROGRAM)
+    return ["/bin/sh", "-c", script, "sh", *words]
 
 
 def state_name(job_spec: Mapping[str, Any], attempt: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from nodus.server.compute.local.attemptdir import AttemptDir
 from nodus.server.compute.local.hosting import Hosting
 from nodus.server.compute.local.mounts import IDENTITY_FILES, Mount
 from nodus.server.compute.local.sandbox import SandboxError, SandboxProcess, SandboxSpec, launch
+from nodus.server.compute.programs import RUN_PROGRAM
 
 MAX_PROCESSES = 4096
 MAX_OPEN_FILES = 65536
@@ -21,7 +22,7 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 # Bubblewrap ties a sandbox's life to its parent's only at the end of its own set-up: a supervisor that is killed within
 # those milliseconds would leave a sandbox behind. So the command waits for a word of the supervisor, whose end is none.
-_GATE = ("/bin/sh", "-c", 'read -r word && exec "$@" </dev/null')
+_GATE = ("/bin/sh", "-c", f"read -r NODUS_GATE || exit\nexec </dev/null\n{RUN_PROGRAM}")
 
 
 def sandbox_spec(attempt: AttemptDir, spec: dict[str, Any], hosting: Hosting | None = None) -> SandboxSpec:
@@ -153,7 +154,7 @@ def describe_end(process: SandboxProcess, code: int, stop_reason: str | None, sp
     elif code in (126, 127):
         what = "was not found" if code == 127 else "can't be executed"
         program = next(iter(spec["command"]), "process one")
-        end["message"] = f"exit code {code}; in most cases the command ({program!r}) {what}"
+        end["message"] = f"exit code {code}; in most cases the command ({program!r}), or one that it ran, {what}"
     elif number is not None:
         end["message"] = f"the command was ended by {_signal_name(number)}"
     elif code:
