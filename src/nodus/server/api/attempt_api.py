@@ -15,7 +15,6 @@ from nodus.core.kinds import Kind
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response, json_type, read_object
 from nodus.server.api.reading import find
-from nodus.server.api.streams import parse_page
 from nodus.server.store import taskevents
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ async def get_taskevents(call: Call, kind: Kind) -> Response:
     """``GET .../taskevents``: a page of task events in the order of their recording."""
     name = checked_name(kind, call.params["name"])
     call.principal.require("get", kind, call.project, name, "taskevents")
-    limit, after = parse_page(call)
+    limit, after = call.number("limit", 1, 5000) or 500, call.query("after") or call.query("continue")
     type_, phase = call.query("eventType"), call.query("phase")
     if phase is not None and phase not in PHASES:
         raise BadRequest(f"phase={phase!r} is not one of {', '.join(PHASES)}")

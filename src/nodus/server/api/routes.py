@@ -19,11 +19,11 @@ from nodus.server.api import (
     accounts,
     attach,
     attempt_api,
+    outputs,
     processes,
     runlogs,
     sandboxfiles,
     sandboxlogs,
-    streams,
     volumes,
     volumeuploads,
 )
@@ -213,9 +213,9 @@ SUBRESOURCES: tuple[Subresource, ...] = (
             Param("offsetBytes", "Begin there; for the log of an attempt.", "integer"),
         ),
     ),
-    Subresource("outputs", "GET", streams.outputs, _RUNS, answer=_ITEMS),
+    Subresource("outputs", "GET", outputs.outputs, _RUNS, answer=_ITEMS),
     Subresource(
-        "outputs/{path:path}", "GET", streams.output, _RUNS, answer=None, status=302,
+        "outputs/{path:path}", "GET", outputs.output, _RUNS, answer=None, status=302,
         query=(Param("index", "Completion index.", "integer"), Param("rank", "Rank in a gang.", "integer")),
     ),
     Subresource(

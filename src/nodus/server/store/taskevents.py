@@ -247,7 +247,7 @@ def _position(token: str | None) -> int:
     if not token:
         return 0
     if not token.isascii() or not token.isdecimal() or len(token) > 18:
-        raise BadRequest(f"{token!r} is no page token", fix="Pass the `continue` of the page before.")
+        raise BadRequest(f"{token[:60]!r} is no page token", fix="Pass the `continue` of the page before.")
     return int(token)
 
 

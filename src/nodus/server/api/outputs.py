@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from nodus.core.errors import BadRequest, OutputIndexRequired, OutputNotFound
+from nodus.core.errors import OutputIndexRequired, OutputNotFound
 from nodus.core.kinds import ATTEMPT, JOB, TRAINING_JOB, Kind
 from nodus.server.api.blobs import redirect
 from nodus.server.api.call import Call, checked_name
@@ -68,16 +68,3 @@ def _outputs(conn: Connection, call: Call, kind: Kind, name: str) -> list[dict[s
     job = objects.find(conn, JOB, call.project, str(obj.status.get("job") or name))
     kept = {item["name"]: item for item in (job.status.get("outputs") or [])} if job is not None else {}
     return [{**kept.get(item["name"], {}), **item} for item in listed] if listed else list(kept.values())
-
-
-def parse_page(call: Call) -> tuple[int, str | None]:
-    """``limit`` and ``after`` of a paged subresource.
-
-    Raises:
-        BadRequest: a limit out of range.
-    """
-    limit = call.number("limit", 1, 5000) or 500
-    after = call.query("after") or call.query("continue")
-    if after is not None and len(after) > 64:
-        raise BadRequest("the page token is not one of this server")
-    return limit, after
