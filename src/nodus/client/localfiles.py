@@ -40,7 +40,7 @@ def files_of(
     *,
     inside: bool = False,
     follow_symlinks: bool = False,
-    skipped: Skipped = warn_skipped,
+    skipped: Skipped | None = None,
 ) -> list[LocalFile]:
     """Return what a file or directory of this machine becomes in a Volume.
 
@@ -51,7 +51,7 @@ def files_of(
         target: Path in the Volume; one that ends in a slash takes a file under its own name.
         inside: Whether a file goes below the target in any case.
         follow_symlinks: Whether to take what links lead to, wherever that is.
-        skipped: Is told of what is left out.
+        skipped: Is told of what is left out; a Python warning when unset.
 
     Raises:
         NodusError: When there is nothing to take, or a name or a file can't be read.
@@ -62,7 +62,7 @@ def files_of(
         return [_local(name.lstrip("/"), start)]
     if not start.is_dir():
         raise NodusError(f"{start} is neither a file nor a directory", fix="Check the path.")
-    walk = _Walk(start, follow_symlinks, skipped)
+    walk = _Walk(start, follow_symlinks, skipped or warn_skipped)
     found: list[LocalFile] = []
     for path in walk.files():
         if len(found) == MOST_FILES:

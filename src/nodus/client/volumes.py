@@ -14,7 +14,7 @@ from nodus.client.client import Client, default_client
 from nodus.client.downloads import checked, download, whole
 from nodus.client.handles import Handle
 from nodus.client.http import new_key
-from nodus.client.localfiles import LocalFile, Skipped, files_of, warn_skipped
+from nodus.client.localfiles import LocalFile, Skipped, files_of
 from nodus.client.outputs import safe_name
 from nodus.client.record import Record, as_record
 from nodus.client.transport import off_loop
@@ -169,7 +169,7 @@ class Volume(Handle):
         target: str = "/",
         *,
         follow_symlinks: bool = False,
-        skipped: Skipped = warn_skipped,
+        skipped: Skipped | None = None,
     ) -> int:
         """Upload a file, or everything below a directory, and return the new revision.
 
@@ -207,7 +207,7 @@ class Volume(Handle):
         remote_path: str = "/",
         *,
         follow_symlinks: bool = False,
-        skipped: Skipped = warn_skipped,
+        skipped: Skipped | None = None,
     ) -> int:
         """Upload everything below a directory; return the new revision. See `put` for links and errors."""
         if not Path(local_path).is_dir():  # noqa: ASYNC240 - one look at a name
