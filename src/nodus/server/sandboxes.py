@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.clock import rfc3339
 from nodus.core.errors import NodusError, NotFound, SandboxFailed, SandboxNotRunning, SandboxStarting
 from nodus.core.kinds import ATTEMPT, PROCESS, SANDBOX
+from nodus.server.api.principal import CREATED_BY
 from nodus.server.compute.processes import OpenFile, OutputPiece, Processes, ProcessState
 from nodus.server.controllers.sandbox import START_ANNOTATION
 from nodus.server.controllers.sandboxmember import SANDBOX_LABEL, process_spec
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from nodus.server.services import Services
     from nodus.server.store.objects import Object
 
-CREATED_BY = "nodus.dev/created-by"
 START_PATIENCE_S = 20.0
 """How long a call waits for a Sandbox that is on its way, before it is told to come back."""
 FILE_LIMIT_BYTES = 4 << 30

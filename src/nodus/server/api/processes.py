@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import signal
@@ -155,8 +156,6 @@ async def wait_for_end(call: Call) -> None:
 
 async def _recorded(call: Call, uid: str) -> None:
     """Wait a little for the controller to record the end of a process that ended."""
-    import asyncio
-
     end = asyncio.get_running_loop().time() + RECORD_PATIENCE_S
     while asyncio.get_running_loop().time() < end:
         process = await call.services.store.read(objects.find_by_uid, uid)

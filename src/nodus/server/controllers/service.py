@@ -19,6 +19,7 @@ from nodus.server.controllers.job import JobController
 from nodus.server.controllers.lookups import Lookups
 from nodus.server.controllers.runtime import Controller, Manager
 from nodus.server.controllers.sandbox import SandboxController
+from nodus.server.files import replace_file
 from nodus.server.store import nodes, objects
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def node_id(data_dir: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        path.write_text(new_uid() + "\n", encoding="ascii")
+        replace_file(path, new_uid() + "\n")
         return path.read_text(encoding="ascii").strip()
 
 

@@ -11,12 +11,12 @@ from typing import Literal
 
 from sqlalchemy import Connection, select
 
-from nodus.core.clock import rfc3339
+from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.errors import Conflict
 from nodus.core.kinds import EVENT
 from nodus.server.store import objects as store_objects
 from nodus.server.store import rows
-from nodus.server.store.codec import from_us
+from nodus.server.store.codec import from_us, to_us
 from nodus.server.store.context import lock_objects, now_us, org_of
 from nodus.server.store.object import Object, api_version, from_row
 from nodus.server.store.schema import objects
@@ -92,9 +92,6 @@ def prune(conn: Connection, *, keep_s: float = RETAIN_S, keep_rows: int = RETAIN
 
 
 def _last_us(event: Object) -> int:
-    from nodus.core.clock import parse_rfc3339
-    from nodus.server.store.codec import to_us
-
     return to_us(parse_rfc3339(event.spec["lastTime"]))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, Select, func, insert, select
 
 from nodus.core.digests import digest_of
 from nodus.core.errors import NotFound
@@ -70,19 +70,24 @@ def commit(conn: Connection, volume_uid: str, tree: Sequence[FileEntry]) -> Revi
 
 def list_(conn: Connection, volume_uid: str) -> list[Revision]:
     """Return all revisions of a Volume, oldest first."""
-    c = volume_revisions.c
-    query = (
-        select(c.volume, c.revision, c.snapshot, c.files, c.size_bytes, c.created_us)
-        .where(c.volume == volume_uid)
-        .order_by(c.revision)
-    )
-    return [Revision(*row[:5], from_us(row.created_us)) for row in conn.execute(query)]
+    query = _revisions(volume_uid).order_by(volume_revisions.c.revision)
+    return [_revision(row) for row in conn.execute(query)]
 
 
 def latest(conn: Connection, volume_uid: str) -> Revision | None:
     """Return the newest revision, or None when nothing was committed yet."""
-    found = list_(conn, volume_uid)
-    return found[-1] if found else None
+    query = _revisions(volume_uid).order_by(volume_revisions.c.revision.desc()).limit(1)
+    row = conn.execute(query).first()
+    return None if row is None else _revision(row)
+
+
+def _revisions(volume_uid: str) -> Select[Any]:
+    c = volume_revisions.c
+    return select(c.volume, c.revision, c.snapshot, c.files, c.size_bytes, c.created_us).where(c.volume == volume_uid)
+
+
+def _revision(row: Any) -> Revision:
+    return Revision(*row[:5], from_us(row.created_us))
 
 
 def tree(conn: Connection, volume_uid: str, revision: int) -> list[FileEntry]:
