@@ -6,6 +6,7 @@ server left half-written is skipped: its request was never answered. Files are s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -104,8 +105,12 @@ class Uploads:
             NotFound: as for :meth:`check`.
         """
         self.check(volume_uid, upload_id)
+        try:
+            lines = self._path(upload_id).read_text(encoding="utf-8").split("\n")[1:]
+        except FileNotFoundError as error:  # committed or dropped just now
+            raise _missing(upload_id) from error
         changes = Changes()
-        for line in self._path(upload_id).read_text(encoding="utf-8").split("\n")[1:]:
+        for line in lines:
             try:
                 changes.note(json.loads(line))
             except ValueError:
@@ -154,8 +159,9 @@ class Uploads:
     def _sweep(self) -> None:
         oldest = time.time() - KEPT_S
         for path in self._root.glob("up_*"):
-            if path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # it ended in the meantime
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
 
 
 def new_id() -> str:

@@ -2,16 +2,19 @@
 
 What has arrived is found again by whoever sends the same file to the same owner: a client that was killed knows
 nothing, and needs to. Nothing here is trusted: a file becomes a blob once its bytes were read again and have the
-digest. Files are synchronous: call it in a thread.
+digest, and nobody who had it open before writes to it after that. Files are synchronous: call it in a thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,21 +82,22 @@ class Partials:
 
         Raises:
             SHA256Mismatch: it has other bytes than announced; they are dropped.
+            Conflict: another request finished it first.
             StoreFull: the disk is full.
         """
         path = self._path(owner, sha256)
         try:
-            with path.open("r+b") as file:
+            with path.open("r+b") as file, _owned(file.fileno(), path):
                 file.truncate(size_bytes)
-                found = _digest(path)
+                found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found != sha256:
-                    path.unlink(missing_ok=True)
+                    path.unlink()
                     raise SHA256Mismatch(
                         f"the bytes have sha256 {found}, not {sha256}",
                         fix="Send the file again; it changed while it was sent, or was altered on its way.",
                     )
                 os.fsync(file.fileno())
-            self._blobs.put_in_place(path, sha256)
+                self._blobs.put_in_place(path, sha256)
         except OSError as error:
             raise disk_error(error, self._blobs.root) from error
 
@@ -140,15 +144,17 @@ class PieceWriter:
         """Write bytes at the position and move on.
 
         Raises:
+            Conflict: another request finished the file in the meantime.
             StoreFull: the disk is full; what was written before stays.
         """
         view = memoryview(data)
         try:
-            while view:
-                # By position: another request that goes on with the file in the meantime writes the same bytes there.
-                count = os.pwrite(self._fd, view, self.position)
-                view = view[count:]
-                self.position += count
+            with _owned(self._fd, self._path):
+                while view:
+                    # By position: another request that goes on with the file writes the same bytes there.
+                    count = os.pwrite(self._fd, view, self.position)
+                    view = view[count:]
+                    self.position += count
         except OSError as error:
             raise disk_error(error, self._path.parent) from error
 
@@ -171,6 +177,21 @@ class PieceWriter:
             os.close(self._fd)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@contextlib.contextmanager
+def _owned(fd: int, path: Path) -> Iterator[None]:
+    """Keep others from the open file for the block, which begins only while it is what is at the path: no blob yet.
+
+    Raises:
+        Conflict: the file was finished or dropped.
+    """
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        try:
+            there = os.path.samestat(os.fstat(fd), os.stat(path))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise Conflict("another request finished this file", fix="Ask how far it is, and go on there.")
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
