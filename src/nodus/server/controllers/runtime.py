@@ -406,6 +406,7 @@ class Manager:
         self._results.pop(key, None)
         self._status_written.pop(key.uid, None)
         self._patience.forget(key.uid)
+        self._stale.discard(key)
         if gone:
             await controller.gone(key.uid)
         await self._leases.release(key)
