@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 NANO = 1_000_000_000
+MAX_NANOS = 9_000_000_000 * NANO
+"""The largest amount that is counted; a database's integers end a little above."""
 _AMOUNT = re.compile(r"(\d{1,12})(?:\.(\d{1,9}))?")
 
 

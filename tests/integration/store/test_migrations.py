@@ -30,10 +30,15 @@ def structure(conn: Connection) -> dict[str, Any]:
             "primary key": found.get_pk_constraint(table),
             "foreign keys": sorted(map(str, found.get_foreign_keys(table))),
             "unique": sorted(map(str, found.get_unique_constraints(table))),
-            "indexes": sorted(map(str, found.get_indexes(table))),
+            "indexes": sorted(map(_index, found.get_indexes(table))),
         }
         for table in sorted(found.get_table_names())
     }
+
+
+def _index(index: Any) -> str:
+    # What a partial index is of is an object of SQLAlchemy's on one database.
+    return str({**index, "dialect_options": {key: str(of) for key, of in index.get("dialect_options", {}).items()}})
 
 
 def _first_revision() -> str:

@@ -83,7 +83,8 @@ class Prepared:
         order = compiled.positiontup
         constants = {name: value for name, value in compiled.params.items() if value is not None}
         form = Form(str(compiled), None if order is None else tuple(order), constants)
-        if self._row is None and (columns := getattr(statement, "selected_columns", None)) is not None:
+        # What a SELECT selects, and what a write returns.
+        if self._row is None and (columns := getattr(statement, "exported_columns", None)):
             self._row = _row_of([column.key for column in columns])
         self._forms[dialect.name] = form
         return form

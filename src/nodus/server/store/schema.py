@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 metadata = MetaData(
@@ -330,3 +331,100 @@ versions = Table(
     Column("spec", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
 )
+
+limits = Table(
+    "limits",
+    metadata,
+    # Small numbers: every hold names its limits.
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _org(),
+    # Credits, Budget, Object or Group.
+    Column("kind", String(8), nullable=False),
+    # Uid of the org, the Budget or the object.
+    Column("subject", String(36), nullable=False),
+    # Such as 2026-11; empty for all time.
+    Column("period", String(16), nullable=False),
+    # As messages call it.
+    Column("name", String(253), nullable=False),
+    # NULL: it counts and stops nothing.
+    Column("cap_nanos", BigInteger),
+    Column("held_nanos", BigInteger, nullable=False),
+    Column("spent_nanos", BigInteger, nullable=False),
+    Column("covered_nanos", BigInteger, nullable=False),
+    # Amounts to report when they are reached: nano-dollars, ascending, divided by spaces.
+    Column("thresholds", Text, nullable=False),
+    UniqueConstraint("org", "kind", "subject", "period"),
+)
+"""What counts money; see docs/contributing/MONEY.md for this and the three tables after it."""
+
+limit_segments = Table(
+    "limit_segments",
+    metadata,
+    Column("limit", BigInteger, ForeignKey("limits.id"), primary_key=True, autoincrement=False),
+    # boot, running, restore or teardown.
+    Column("segment", String(16), primary_key=True),
+    _org(),
+    Column("spent_nanos", BigInteger, nullable=False),
+    Column("covered_nanos", BigInteger, nullable=False),
+    # Microseconds that were paid for, and those that Nodus bore.
+    Column("time_us", BigInteger, nullable=False),
+    Column("covered_us", BigInteger, nullable=False),
+)
+
+_HELD = text("state = 'Held'")
+holds = Table(
+    "holds",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _org(),
+    Column("reference", String(253), nullable=False),
+    Column("amount_nanos", BigInteger, nullable=False),
+    Column("settled_nanos", BigInteger, nullable=False),
+    Column("covered_nanos", BigInteger, nullable=False),
+    # Held, Settled or Released.
+    Column("state", String(8), nullable=False),
+    Column("owner_kind", String(63), nullable=False),
+    # No foreign key: a hold outlives its owner, and is found because it does.
+    Column("owner", String(36), nullable=False),
+    Column("owner_name", String(253), nullable=False),
+    Column("project", String(63), nullable=False),
+    # Uid of the object whose bill it is on.
+    Column("object", String(36), nullable=False),
+    Column("reason", String(253), nullable=False),
+    Column("pricebook", String(80), nullable=False),
+    # Numbers of the limits, divided by spaces.
+    Column("limits", Text, nullable=False),
+    Column("expires_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    Column("ended_us", BigInteger),
+    UniqueConstraint("org", "reference"),
+    Index("ix_holds_owner", "owner", sqlite_where=_HELD, postgresql_where=_HELD),
+    Index("ix_holds_expires_us", "expires_us", sqlite_where=_HELD, postgresql_where=_HELD),
+)
+
+_GRANT = text("type = 'Grant'")
+transfers = Table(
+    "transfers",
+    metadata,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _org(),
+    Column("at_us", BigInteger, nullable=False),
+    # Grant, Hold, Charge, Release or Cover.
+    Column("type", String(8), nullable=False),
+    # From which account to which: granted, credits, held, usage, covered.
+    Column("debit", String(8), nullable=False),
+    Column("credit", String(8), nullable=False),
+    Column("amount_nanos", BigInteger, nullable=False),
+    # NULL for grants, which have a reference of their own.
+    Column("hold", BigInteger, ForeignKey("holds.id")),
+    Column("reference", String(253)),
+    Column("reason", String(253), nullable=False),
+    # What was paid for, such as compute/local-cpu.
+    Column("item", String(253), nullable=False),
+    Column("segment", String(16), nullable=False),
+    Column("quantity", BigInteger, nullable=False),
+    Column("unit", String(16), nullable=False),
+    Index(None, "hold"),
+    Index("uq_transfers_org_reference", "org", "reference", unique=True, sqlite_where=_GRANT, postgresql_where=_GRANT),
+)
+"""The books: append-only, and nothing in them ever changes."""

@@ -1,0 +1,215 @@
+"""The books: every transfer between accounts, append-only, and lists of them.
+
+Written by ``ledger.py`` under the object lock, so that their numbers grow in the order in which they become visible.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, bindparam, insert, select
+
+from nodus.core.errors import BadRequest
+from nodus.server.store.appended import Appended
+from nodus.server.store.codec import clean
+from nodus.server.store.context import now_us, org_of
+from nodus.server.store.prepared import Prepared
+from nodus.server.store.schema import holds, transfers
+
+ACCOUNTS = {
+    "Grant": ("granted", "credits"),
+    "Hold": ("credits", "held"),
+    "Charge": ("held", "usage"),
+    "Release": ("held", "credits"),
+    "Cover": ("covered", "usage"),
+}
+"""From which account to which each type of transfer goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A part of what was used; amounts in nano-dollars."""
+
+    item: str
+    """Such as ``compute/local-cpu``, ``grading`` or ``tokens/MODEL/output``."""
+    amount: int
+    """What is paid from the hold."""
+    covered: int = 0
+    """What Nodus bears on top of it."""
+    quantity: int = 0
+    """How much was used and paid for; with a segment microseconds."""
+    covered_quantity: int = 0
+    """How much Nodus bore."""
+    unit: str = ""
+    """Of the quantities: ``us``, ``tokens``, ``characters``, ``bytes``, ..."""
+    segment: Literal["boot", "running", "restore", "teardown", ""] = ""
+    """Part of a run's time, for ``status.cost.bySegment``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A line of the books, with what its hold says."""
+
+    seq: int
+    at_us: int
+    """Microseconds since the epoch."""
+    type: str
+    """Grant, Hold, Charge, Release or Cover."""
+    debit: str
+    credit: str
+    amount: int
+    """Nano-dollars."""
+    reference: str
+    reason: str
+    item: str
+    segment: str
+    quantity: int
+    unit: str
+    hold: int | None = None
+    """None for grants, and with it what follows is empty."""
+    owner_kind: str = ""
+    owner: str = ""
+    owner_name: str = ""
+    project: str = ""
+    object: str = ""
+    pricebook: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A page of transfers, newest first."""
+
+    items: list[Transfer]
+    continue_: str | None = None
+    """Token of the next page; None on the last."""
+
+
+def transactions(
+    conn: Connection,
+    *,
+    types: Sequence[str] | None = None,
+    project: str | None = None,
+    object: str | None = None,
+    owner: str | None = None,
+    since_us: int | None = None,
+    limit: int = 500,
+    continue_: str | None = None,
+) -> Listed:
+    """Return transfers, newest first.
+
+    Args:
+        conn: a transaction.
+        types: only these; see :data:`ACCOUNTS`.
+        project: only those of holds in this project.
+        object: uid; only those on this object's bill.
+        owner: uid; only those of holds of this owner.
+        since_us: none before, in microseconds since the epoch.
+        limit: most items of the page.
+        continue_: the token of the page before.
+
+    Raises:
+        BadRequest: the token can't be read.
+    """
+    conditions: list[ColumnElement[bool]] = [transfers.c.org == org_of(conn)]
+    if types is not None:
+        conditions.append(transfers.c.type.in_(types))
+    if since_us is not None:
+        conditions.append(transfers.c.at_us >= since_us)
+    for column, value in ((holds.c.project, project), (holds.c.object, object), (holds.c.owner, owner)):
+        if value is not None:
+            conditions.append(column == value)
+    below = _decode(continue_)
+    if below is not None:
+        conditions.append(transfers.c.seq < below)
+    query = _LINES.where(*conditions).order_by(transfers.c.seq.desc()).limit(limit + 1)
+    items = [_line(row) for row in conn.execute(query)]
+    if len(items) <= limit:
+        return Listed(items)
+    return Listed(items[:limit], _encode(items[limit - 1].seq))
+
+
+def usage(conn: Connection, **filters: Any) -> Listed:
+    """Return what was used, newest first: charges, and what Nodus covered. Filters are those of transactions."""
+    return transactions(conn, types=("Charge", "Cover"), **filters)
+
+
+def of_hold(conn: Connection, number: int) -> list[Transfer]:
+    """Return every transfer of a hold, oldest first: what a receipt says."""
+    return [_line(row) for row in conn.execute(_LINES.where(transfers.c.hold == number).order_by(transfers.c.seq))]
+
+
+# For the ledger -----------------------------------------------------------------------------------------------------
+
+_WRITTEN = [column.key for column in transfers.c if column.key != "seq"]
+_BOOKS = Appended(transfers, _WRITTEN)
+_GRANT = Prepared(insert(transfers).inline(), _WRITTEN)
+_GRANTED = Prepared(
+    select(transfers.c.amount_nanos).where(
+        transfers.c.org == bindparam("org"),
+        transfers.c.reference == bindparam("reference"),
+        transfers.c.type == "Grant",
+    )
+)
+_LINES = select(
+    transfers, holds.c.reference.label("hold_reference"), holds.c.owner_kind, holds.c.owner, holds.c.owner_name,
+    holds.c.project, holds.c.object, holds.c.pricebook, holds.c.reason.label("hold_reason"),
+).select_from(transfers.outerjoin(holds, holds.c.id == transfers.c.hold))  # fmt: skip
+_NOTHING = Charge("", 0)
+
+
+def add(conn: Connection, type_: str, hold: int, amount: int, charge: Charge = _NOTHING, quantity: int = 0) -> None:
+    """Write a transfer of a hold, at the latest with the commit."""
+    debit, credit = ACCOUNTS[type_]
+    row = {
+        "org": org_of(conn), "at_us": now_us(conn), "type": type_, "debit": debit, "credit": credit,
+        "amount_nanos": amount, "hold": hold, "reference": None, "reason": "", "item": charge.item,
+        "segment": charge.segment, "quantity": quantity, "unit": charge.unit,
+    }  # fmt: skip
+    _BOOKS.add(conn, row)
+
+
+def grant(conn: Connection, amount: int, reference: str, reason: str) -> None:
+    """Write a grant now, so that the next in this transaction sees it."""
+    debit, credit = ACCOUNTS["Grant"]
+    row = {
+        "org": org_of(conn), "at_us": now_us(conn), "type": "Grant", "debit": debit, "credit": credit,
+        "amount_nanos": amount, "hold": None, "reference": clean(reference)[:253], "reason": clean(reason)[:253],
+        "item": "", "segment": "", "quantity": 0, "unit": "",
+    }  # fmt: skip
+    _GRANT.run(conn, row)
+
+
+def granted(conn: Connection, reference: str) -> int | None:
+    """Return what was granted under a reference, or None."""
+    found = _GRANTED.scalar(conn, {"org": org_of(conn), "reference": clean(reference)[:253]})
+    return None if found is None else int(found)
+
+
+def _line(row: Any) -> Transfer:
+    same = (
+        row.seq, row.at_us, row.type, row.debit, row.credit, row.amount_nanos, row.reference or row.hold_reference,
+        row.reason or row.hold_reason or "", row.item, row.segment, row.quantity, row.unit,
+    )  # fmt: skip
+    if row.hold is None:
+        return Transfer(*same)
+    return Transfer(*same, row.hold, row.owner_kind, row.owner, row.owner_name, row.project, row.object, row.pricebook)
+
+
+def _encode(seq: int) -> str:
+    return base64.urlsafe_b64encode(str(seq).encode()).decode()
+
+
+def _decode(token: str | None) -> int | None:
+    if token is None:
+        return None
+    try:
+        number = int(base64.urlsafe_b64decode(token.encode()))
+        if not 0 <= number < 2**62:
+            raise ValueError("out of range")
+        return number
+    except (ValueError, binascii.Error) as error:
+        raise BadRequest(f"{token[:60]!r} is no continue token of this server", fix="List again without it.") from error
