@@ -84,6 +84,24 @@ def test_ref_and_path_choose(server: FileServer, repository: Repository, run_imp
     assert found["provenance"]["commit"] == commit
 
 
+@pytest.mark.parametrize("ref", ["first", "FIRST", "neither"])
+def test_forty_hex_digits_are_a_commit_whatever_is_called_so(
+    server: FileServer, repository: Repository, run_import: Import, ref: str
+) -> None:
+    first = repository.commit(a=b"1")
+    second = repository.commit(a=b"2")
+    repository.publish()
+    # git itself makes no such branches; who writes to the repository's files does.
+    for name in (first, "c" * 40):
+        (repository.bare / "refs" / "heads" / name).write_text(f"{second}\n")
+    repository.git("update-server-info", cwd=repository.bare)
+    found = run_import(git=source(server, ref={"first": first, "FIRST": first.upper()}.get(ref, "c" * 40)))
+    if ref == "neither":
+        assert found["reason"] == "SourceNotFound"
+    else:
+        assert (found["content"], found["provenance"]["commit"]) == ({"a": b"1"}, first)
+
+
 def test_the_next_try_takes_the_same_commit(server: FileServer, repository: Repository, run_import: Import) -> None:
     first = repository.commit(a=b"1" * 3000)
     repository.publish()

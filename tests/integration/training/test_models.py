@@ -86,6 +86,26 @@ async def test_volume_of_a_branch_is_pinned_to_its_commit(
     assert ready.status["import"]["provenance"]["revision"] == hub.repos["acme/tiny"].branches["main"]
 
 
+async def test_branch_with_a_name_of_40_characters_is_pinned_like_any_other(
+    store: Store, clock: FakeClock, manager: Manager, make_volume: Any, hub: FakeHub
+) -> None:
+    branch = "release-candidate-of-the-winter-2026-v01"
+    assert len(branch) == 40
+    commit = hub.repos["acme/tiny"].branches[branch] = hub.repos["acme/tiny"].branches["main"]
+    made = make_volume({"huggingface": {"repo": "acme/tiny", "revision": branch}})
+    ready = await settle(store, clock, manager, made.uid, ("Ready", "Failed"))
+    assert ready.status["import"]["provenance"]["revision"] == commit
+
+
+async def test_branch_that_looks_like_a_commit_is_not_taken_for_one(
+    store: Store, clock: FakeClock, manager: Manager, make_volume: Any, hub: FakeHub
+) -> None:
+    commit = hub.repos["acme/tiny"].branches["c" * 40] = hub.repos["acme/tiny"].branches["main"]
+    made = make_volume({"huggingface": {"repo": "acme/tiny", "revision": "c" * 40}})
+    failed = await settle(store, clock, manager, made.uid, ("Ready", "Failed"))
+    assert (failed.status["reason"], failed.status["fix"]) == ("ModelRevisionNotFound", f"name that commit: {commit}")
+
+
 async def test_revision_that_is_gone_fails_with_its_reason(
     store: Store, clock: FakeClock, manager: Manager, make_volume: Any, hub: FakeHub
 ) -> None:

@@ -18,7 +18,7 @@ class HuggingFaceSource(Model):
     repo: str = Field(min_length=1, max_length=200)
     """``OWNER/NAME``, or ``datasets/OWNER/NAME``."""
     revision: str | None = Field(default=None, min_length=1, max_length=250)
-    """Commit, branch or tag; fixed to a commit when the import begins."""
+    """Commit, branch or tag; fixed to a commit when the import begins. 40 hex digits are always a commit."""
     type: Literal["model", "dataset"] = "model"
     """Repository type."""
     secret: str | None = None
@@ -44,7 +44,10 @@ class GitFiles(Model):
     repo: str = Field(min_length=1, max_length=2000)
     """``https://`` or ``http://`` address to clone."""
     ref: str | None = Field(default=None, min_length=1, max_length=250)
-    """Commit, branch or tag; the default branch when unset. Fixed to a commit when the import begins."""
+    """Commit, branch or tag; the default branch when unset. Fixed to a commit when the import begins.
+
+    40 hex digits are always a commit, also where a branch or tag is called so.
+    """
     path: str | None = Field(default=None, min_length=1, max_length=500)
     """Directory or file inside the repository; the whole when unset."""
     secret: str | None = None

@@ -29,7 +29,7 @@ from nodus.server.store.partials import Partials
 from nodus.server.store.volumes import FileEntry, Revision
 from nodus.server.training import lookups
 from nodus.server.training.models import Imported, ImportState, ModelService, hub_token
-from nodus.server.training.references import HubModel
+from nodus.server.training.references import HubModel, is_commit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -149,8 +149,8 @@ class VolumeController(BaseController):
         hub = {**source["huggingface"]}
         if hub["repo"].startswith("datasets/"):
             hub |= {"repo": hub["repo"].removeprefix("datasets/"), "type": "dataset"}
-        if len(str(hub.get("revision") or "")) == 40:
-            return {**source, "huggingface": hub}
+        if is_commit(str(hub.get("revision") or "").lower()):
+            return {**source, "huggingface": {**hub, "revision": hub["revision"].lower()}}
         known = (obj.status.get("import") or {}).get("revision")
         if known:
             return {**source, "huggingface": {**hub, "revision": known}}

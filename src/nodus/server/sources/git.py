@@ -100,8 +100,9 @@ class _Git:
         return known
 
     def _look_up(self, ref: str) -> str:
-        if _COMMIT.fullmatch(ref):
-            return ref
+        if _COMMIT.fullmatch(ref.lower()):
+            # A commit, whatever is called so besides: git takes it for one everywhere else too.
+            return ref.lower()
         listed = self._run("ls-remote", "--", self.url, timeout_s=_LOOKUP_S).decode("utf-8", "replace")
         known = {name: commit for commit, _, name in (line.partition("\t") for line in listed.splitlines())}
         for name in (ref, f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}"):

@@ -134,6 +134,13 @@ def fetch(request: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
     label = f"hf://{repo}@{revision}"
     try:
         info: Any = api.repo_info(repo, revision=revision, repo_type=kind, files_metadata=True, timeout=HUB_TIMEOUT_S)
+        if info.sha != revision:
+            # A branch or tag of that name: it may move while it is fetched, and is not what the provenance would say.
+            raise ImportFailed(
+                "ModelRevisionNotFound",
+                f"{label} is a branch or tag that looks like a commit; it is at {info.sha}",
+                f"name that commit: {info.sha}",
+            )
         wanted = plan(info.siblings or [], everything=kind != "model")
         _check_plan(wanted, label, kind)
         if request.get("limitBytes"):

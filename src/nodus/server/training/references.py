@@ -84,6 +84,11 @@ LIBRARY: tuple[LibraryEntry, ...] = (
 )
 
 
+def is_commit(text: str) -> bool:
+    """Tell whether a revision is a full commit, 40 hex digits in lower case; anything else is a branch or a tag."""
+    return _COMMIT.fullmatch(text) is not None
+
+
 def parse_object(text: str) -> ObjectRef:
     """Read `[nodus/]NAME`.
 
