@@ -11,7 +11,7 @@ import pytest
 
 import nodus
 from nodus.client.client import Client
-from nodus.core.errors import FileTooLarge, Invalid, JobFailed, NodusError, NodusTimeout, Unsupported
+from nodus.core.errors import AlreadyExists, FileTooLarge, Invalid, JobFailed, NodusError, NodusTimeout, Unsupported
 from nodus.server.lifecycle import DownOptions, Started, UpOptions, down, up
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(120)]
@@ -59,6 +59,17 @@ def test_job_runs_with_everything_it_was_given(client: Client, tmp_path: Path) -
     assert job.outputs.list() == ["made/x"]
     assert [path.read_text() for path in job.outputs.download(tmp_path / "out")] == ["1\n"]
     assert job.estimate.hold_usd == "0.00"
+
+
+def test_name_stands_for_one_job_and_that_it_was_there_is_said(client: Client) -> None:
+    command = ["sh", "-c", "echo once"]
+    first = nodus.Job.create(name="once", command=command, client=client)
+    first.wait(timeout=60)
+    with pytest.warns(UserWarning, match=r"Job 'once' is there already \(Succeeded\) and runs no second time"):
+        again = nodus.Job.create(name="once", command=command, client=client)
+    assert (again.metadata.uid, len(again.attempts())) == (first.metadata.uid, 1)
+    with pytest.raises(AlreadyExists, match="once"):
+        nodus.Job.create(name="once", command=["sh", "-c", "echo twice"], client=client)
 
 
 def test_failure_has_reason_and_exit_code(client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from nodus.client.blocking import blocking, blocking_class
 from nodus.client.client import Client, Views, default_client
 from nodus.client.outcomes import TERMINAL, ended_otherwise, located
 from nodus.client.record import Record
-from nodus.client.resources import JsonObject
+from nodus.client.resources import Applied, JsonObject
 from nodus.client.views import View, as_view
 from nodus.core.errors import NodusError
 
@@ -186,6 +187,16 @@ class Run(Handle):
     async def cancel(self) -> None:
         """Ask for the end; returns at once, `wait` waits."""
         await self._patch({"spec": {"state": "Cancelled"}})
+
+
+def started(made: Applied) -> JsonObject:
+    """Return a run that was asked for; warn where a run of that name and spec was there, as none is started then."""
+    obj = made.object
+    if made.outcome == "unchanged":
+        phase = (obj.get("status") or {}).get("phase")
+        what = f"{obj['kind']} {obj['metadata']['name']!r} is there already" + (f" ({phase})" if phase else "")
+        warnings.warn(f"{what} and runs no second time; another name, or none, makes a new one", stacklevel=2)
+    return obj
 
 
 class Environment(Handle):

@@ -13,7 +13,7 @@ from nodus.client import runlog
 from nodus.client.blobs import upload_blob
 from nodus.client.blocking import blocking, blocking_class, blocking_iterator
 from nodus.client.client import Client, default_client
-from nodus.client.handles import Run
+from nodus.client.handles import Run, started
 from nodus.client.http import new_key
 from nodus.client.outputs import Outputs
 from nodus.client.record import Record, as_record
@@ -135,7 +135,8 @@ class Job(Run):
         Args:
             command: Program and arguments; run as written, without a shell.
             args: Appended to the command.
-            name: Its name; the server makes one when None.
+            name: Its name, which stands for one Job: with the same spec as one that is there, that one is returned,
+                ended or not, with a warning, and nothing runs again. The server makes a name when None.
             image: A managed image; the server's default when None.
             source: A directory or file to unpack into the working directory, without what git would ignore; or a git
                 repository: ``{"repo": ..., "ref": ..., "path": ...}``.
@@ -169,6 +170,7 @@ class Job(Run):
             client: Another server than the configured one.
 
         Raises:
+            AlreadyExists: When a Job of that name has another spec.
             Invalid: With every mistake in ``causes``.
             Unsupported: When the server can't do what is asked; names the field.
             FileTooLarge: When the source is larger than 500 MiB compressed.
@@ -203,8 +205,8 @@ class Job(Run):
         if labels:
             metadata["labels"] = dict(labels)
         document = {"apiVersion": "nodus.dev/v1", "kind": "Job", "metadata": metadata, "spec": given}
-        created = await client.resources.create(document, project=home, idempotency_key=new_key("job"))
-        return cls(created, client)
+        made = await client.resources.create_or_find(document, project=home, idempotency_key=new_key("job"))
+        return cls(started(made), client)
 
     @blocking_class
     async def run(cls: type[Job], /, *, stream: bool = True, **options: Any) -> Job:

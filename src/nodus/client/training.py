@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from nodus.client.blocking import blocking, blocking_class, blocking_iterator
 from nodus.client.client import Client, default_client
-from nodus.client.handles import Run
+from nodus.client.handles import Run, started
 from nodus.client.http import new_key
 from nodus.client.outcomes import Plan
 from nodus.client.outputs import Outputs
@@ -65,7 +65,8 @@ class TrainingJob(Run):
 
         Args:
             spec: As in a manifest: runtime, model, environment, parameters, ...
-            name: The run's name; the server makes one from ``generate_name`` when None.
+            name: The run's name, which stands for one run: with the same spec as one that is there, that one is
+                returned, with a warning. The server makes a name from ``generate_name`` when None.
             generate_name: Beginning of a made name.
             labels: Labels to find it by.
             project: Another project than the client's own.
@@ -87,10 +88,10 @@ class TrainingJob(Run):
         }
         plan = await client.plan.aio(document, project=project)
         _refuse_blocked(plan)
-        created = await client.resources.create(
+        made = await client.resources.create_or_find(
             document, project=project, if_match=plan.etag, idempotency_key=new_key("trainingjob")
         )
-        return TrainingJob(created, client)
+        return TrainingJob(started(made), client)
 
     @blocking_class
     async def from_example(
