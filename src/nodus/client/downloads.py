@@ -44,7 +44,7 @@ async def download(api: Api, locate: Locate, target: Path, name: str, sha256: st
     with partial.open("a+b") as file:
         if not _alone(file):
             raise NodusError(f"{target} is being downloaded by another program", fix="Wait for it.")
-        await _fill(api, locate, file, name, sha256)
+        await _fill(api, locate, file, name)
         found = await off_loop(_digest, partial)
         if found != sha256.lower():
             partial.unlink(missing_ok=True)
@@ -53,32 +53,38 @@ async def download(api: Api, locate: Locate, target: Path, name: str, sha256: st
     return target
 
 
-async def _fill(api: Api, locate: Locate, file: BinaryIO, name: str, sha256: str) -> None:
+async def _fill(api: Api, locate: Locate, file: BinaryIO, name: str) -> None:
     left = TRIES
     while True:
         have = file.seek(0, os.SEEK_END)
+        link = await locate()  # which goes on for as long as the client does
         try:
-            exchange = await api.fetch(await locate(), name, have)
+            await _take(await api.fetch(link, name, have), file, have)
+            return
+        except TransportError as error:
+            broken: Exception = error
         except NodusError as error:
             if error.status == 416:
                 return  # nothing is left to send
-            raise
-        if have and exchange.status != 206:
-            file.truncate(0)
-            have = 0
-        try:
-            async for chunk in exchange.chunks():
-                file.write(chunk)
-            file.flush()
-            return
-        except TransportError as error:
-            file.flush()
-            left = TRIES if file.tell() > have else left - 1
-            if not left:
-                raise ConnectionFailed(f"downloading {name!r} broke off: {error}", fix="Try again.") from error
-            await pause(min(5.0, 0.2 * 2 ** (TRIES - left)))
-        finally:
-            await exchange.close()
+            if not isinstance(error, ConnectionFailed):
+                raise
+            broken = error
+        left = TRIES if file.seek(0, os.SEEK_END) > have else left - 1
+        if not left:
+            raise ConnectionFailed(f"downloading {name!r} broke off: {broken}", fix="Try again.") from broken
+        await pause(min(5.0, 0.2 * 2 ** (TRIES - left)))
+
+
+async def _take(exchange: Exchange, file: BinaryIO, have: int) -> None:
+    """Write what arrives behind what is there; from the beginning where the server sends all of it again."""
+    if have and exchange.status != 206:
+        file.truncate(0)
+    try:
+        async for chunk in exchange.chunks():
+            file.write(chunk)
+    finally:
+        file.flush()
+        await exchange.close()
 
 
 def _alone(file: BinaryIO) -> bool:
