@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from nodus.client.blocking import blocking, blocking_class
@@ -142,6 +142,17 @@ class Handle:
     async def _patch(self, patch: Mapping[str, Any] | Sequence[Any]) -> None:
         self._set(await self.client.resources.patch(self.kind, self.name, patch, project=self.project))
 
+    async def _reach(self, phases: Collection[str], timeout_s: float | None, what: str) -> None:
+        """Read the object once it has one of the phases; see `Resources.wait_for` for the errors."""
+
+        def reached(obj: JsonObject) -> bool:
+            return (obj.get("status") or {}).get("phase") in phases
+
+        found = await self.client.resources.wait_for(
+            self.kind, self.name, reached, project=self.project, timeout_s=timeout_s, what=what
+        )
+        self._set(found)
+
     async def _path(self, subresource: str) -> str:
         return await self.client.resources.path(self.kind, self.name, project=self.project, subresource=subresource)
 
@@ -165,16 +176,7 @@ class Run(Handle):
             JobFailed: When it ended in another way than Succeeded.
             NodusTimeout: When the time ran out; the run goes on.
         """
-        self._set(
-            await self.client.resources.wait_for(
-                self.kind,
-                self.name,
-                lambda obj: (obj.get("status") or {}).get("phase") in TERMINAL,
-                project=self.project,
-                timeout_s=timeout,
-                what="its end",
-            )
-        )
+        await self._reach(TERMINAL, timeout, "its end")
         self.raise_if_failed()
         return self.status
 
@@ -246,16 +248,7 @@ class Environment(Handle):
             NodusError: When that failed; the message is the failing step's.
             NodusTimeout: When ``timeout`` seconds passed first.
         """
-        self._set(
-            await self.client.resources.wait_for(
-                "Environment",
-                self.name,
-                lambda obj: (obj.get("status") or {}).get("phase") in ("Ready", "Failed"),
-                project=self.project,
-                timeout_s=timeout,
-                what="Ready",
-            )
-        )
+        await self._reach(("Ready", "Failed"), timeout, "Ready")
         if self.phase == "Failed":
             reason, message = self.status.get("reason"), self.status.get("message") or "no message"
             raise NodusError(

@@ -124,16 +124,7 @@ class Sandbox(Handle):
             SandboxFailed: When it can't be started.
             NodusTimeout: When ``timeout`` seconds passed first.
         """
-        self._set(
-            await self.client.resources.wait_for(
-                self.kind,
-                self.name,
-                lambda obj: (obj.get("status") or {}).get("phase") in ("Running", "Failed"),
-                project=self.project,
-                timeout_s=timeout,
-                what="its start",
-            )
-        )
+        await self._reach(("Running", "Failed"), timeout, "its start")
         if self.phase == "Failed":
             raise SandboxFailed(str(self.status.get("message") or f"{self.name} failed"), fix=self.status.get("fix"))
 

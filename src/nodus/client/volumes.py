@@ -146,16 +146,7 @@ class Volume(Handle):
             NodusError: When the import failed; the message says why, ``fix`` what to do.
             NodusTimeout: When ``timeout`` seconds passed first.
         """
-        self._set(
-            await self.client.resources.wait_for(
-                "Volume",
-                self.name,
-                lambda obj: (obj.get("status") or {}).get("phase") in ("Ready", "Failed"),
-                project=self.project,
-                timeout_s=timeout,
-                what="Ready",
-            )
-        )
+        await self._reach(("Ready", "Failed"), timeout, "Ready")
         if self.phase == "Failed":
             message = f"volume {self.name} failed: {self.status.get('reason')}: {self.status.get('message')}"
             raise NodusError(message, fix=self.status.get("fix"), details={"reason": self.status.get("reason")})
