@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nodus._version import __version__
 
 if TYPE_CHECKING:
-    from nodus import errors, recipes
+    from nodus import checkpoint, cluster, errors, log, recipes, runtime
     from nodus.client.client import Client
     from nodus.client.handles import Environment
     from nodus.client.http import RetryPolicy
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nodus.client.views import View
     from nodus.client.volumes import Volume
     from nodus.client.watching import Change
+    from nodus.runtime import progress, restored, self, state_dir
 
 __all__ = [
     "Applied",
@@ -49,8 +50,16 @@ __all__ = [
     "View",
     "Volume",
     "__version__",
+    "checkpoint",
+    "cluster",
     "errors",
+    "log",
+    "progress",
     "recipes",
+    "restored",
+    "runtime",
+    "self",
+    "state_dir",
 ]
 
 _HOMES = {
@@ -68,8 +77,16 @@ _HOMES = {
     "TrainingJob": "nodus.client.training",
     "View": "nodus.client.views",
     "Volume": "nodus.client.volumes",
+    "checkpoint": "",
+    "cluster": "",
     "errors": "",
+    "log": "",
+    "progress": "nodus.runtime",
     "recipes": "",
+    "restored": "nodus.runtime",
+    "runtime": "",
+    "self": "nodus.runtime",
+    "state_dir": "nodus.runtime",
 }
 
 

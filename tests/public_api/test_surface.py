@@ -40,8 +40,16 @@ def test_names_of_nodus() -> None:
         "View",
         "Volume",
         "__version__",
+        "checkpoint",
+        "cluster",
         "errors",
+        "log",
+        "progress",
         "recipes",
+        "restored",
+        "runtime",
+        "self",
+        "state_dir",
     ]
     for name in nodus.__all__:
         assert getattr(nodus, name) is not None

@@ -19,7 +19,8 @@ PARTS: dict[str, set[str]] = {
     "examples": {"core", "client", "recipes", "examples"},
     "cli": {"core", "client", "cli"},
     "server": {"core", "server"},
-    "trainer": {"core", "trainer"},
+    "trainer": {"core", "runtime", "trainer"},
+    "runtime": {"core", "runtime"},
     "grader": {"grader"},
     "sandboxinit": {"sandboxinit"},
     # Stand-ins take the shape of what they stand in for.
@@ -39,6 +40,7 @@ LIBRARIES: dict[str, set[str]] = {
     "cli": {"click", "httpx", "rich", "yaml"},
     "grader": set(),
     "sandboxinit": set(),
+    "runtime": set(),
 }
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "ray", "vllm"}
 STANDARD_LIBRARY_ONLY = [

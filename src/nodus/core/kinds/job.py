@@ -60,7 +60,7 @@ class CheckpointPolicy(Model):
     paths: list[str] = Field(default_factory=list, max_length=16)
     """Directories that hold the state, kept from attempt to attempt; ``/nodus/state`` always is."""
     interval: Duration | None = None
-    """Time between saves; on one machine everything written is kept at once."""
+    """How often the command is asked to save, if it subscribed to that; see ``nodus.checkpoint``."""
     format: str | None = None
     """Name of the checkpoint format, as ``NODUS_CHECKPOINT_FORMAT``."""
 
@@ -169,7 +169,7 @@ class JobStatus(RunStatus):
     pinned: dict[str, Any] | None = None
     """What was fixed at admission: the revision of each Volume, the commit of a git source."""
     progress: dict[str, Any] | None = None
-    """Stage, units and metrics the command reported."""
+    """Stage, units and metrics that the command reported; with completions, how many indexes succeeded."""
     outputs: list[OutputFile] = Field(default_factory=list)
     """Collected files."""
     image: dict[str, Any] | None = None
@@ -179,7 +179,7 @@ class JobStatus(RunStatus):
     topology: dict[str, Any] | None = None
     """Of a distributed Job: nodes, GPUs of each and in all, as resolved once."""
     checkpoint: dict[str, Any] | None = None
-    """Newest checkpoint."""
+    """Newest checkpoint that the command saved: seq, time, size, trigger, attempt, restoredFromSeq."""
     exit_code: int | None = None
     """Exit code of the newest finished attempt."""
 
@@ -260,6 +260,8 @@ class AttemptSpec(Model):
     """The host that owns it."""
     state: Literal["Running", "Stopped"] = "Running"
     """What the Job or Sandbox wants of it."""
+    restore_from: dict[str, Any] | None = None
+    """The checkpoint that it goes on from: ``attempt`` and ``seq``."""
     stop_reason: str | None = None
     """Why it is to stop: Cancelled, Suspended, DeadlineExceeded; of a Sandbox's: Stopped, Idle, MaxLifetime."""
 
@@ -289,6 +291,10 @@ class AttemptStatus(Model):
     """Files collected from it."""
     peak_memory_bytes: int | None = None
     """Highest memory use."""
+    progress: dict[str, Any] | None = None
+    """What the command reported: stage, units, metrics, tasks; and how many of its events were ignored, by why."""
+    checkpoints: dict[str, Any] | None = None
+    """How many checkpoints the command saved (``count``); ``seq``, ``time``, ``size``, ``trigger`` of the newest."""
 
 
 ATTEMPT = Kind(

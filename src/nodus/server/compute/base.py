@@ -151,6 +151,9 @@ class Reported(NamedTuple):
     """``seq``, ``time``, ``size`` and ``trigger`` of the newest one that it saved, and ``count``."""
 
 
+NOTHING_SAID = Reported({}, {})
+
+
 class Usage(NamedTuple):
     """What a member has used, and holds."""
 

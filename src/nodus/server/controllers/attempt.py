@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.errors import NodusError
 from nodus.core.kinds import ATTEMPT, JOB, SANDBOX
-from nodus.server.compute.base import Collected, MemberSpec, MemberState
-from nodus.server.controllers import givingup, memberspec, sandboxmember
-from nodus.server.controllers.jobslots import SIBLING_FAILED
+from nodus.server.compute.base import NOTHING_SAID, Collected, MemberSpec, MemberState, Reported
+from nodus.server.controllers import givingup, memberspec, sandboxmember, stopping
 from nodus.server.controllers.runtime import (
     NOTHING,
     Action,
@@ -54,8 +53,6 @@ UNSCHEDULABLE, WAITING = "Unschedulable", "Waiting"
 """Reasons of a pending attempt that is out of the line: it never fits here, or something it needs isn't there yet."""
 QUEUED_ANNOTATION = "nodus.dev/queued-at"
 """On an attempt: since when its run waits, so that a run keeps its place in line over its attempts."""
-STOP_REASONS = frozenset({"Cancelled", "Suspended", "Deleted", "Stopped", "Idle", "MaxLifetime", SIBLING_FAILED})
-"""Reasons of a stop that is no failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +66,8 @@ class Context:
     line: tuple[str, ...] = ()
     """Uids of the attempts that wait for capacity, the next one first; read only while this one waits."""
     result: ActionResult | None = None
+    said: Reported = NOTHING_SAID
+    """What its command has reported."""
 
 
 class AttemptController(BaseController):
@@ -107,7 +106,7 @@ class AttemptController(BaseController):
         if member.phase == "Absent":
             live = objects.list_(conn, ATTEMPT, None, fields="status.phase in (Pending,Starting,Running)").items
             line = self._line = waiting_line(a for a in live if a.spec.get("node") in (None, self._node))
-        return Context(obj, _owner(conn, obj), member, line)
+        return Context(obj, _owner(conn, obj), member, line, said=self._backend.reported(obj.uid))
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Follow the member."""
@@ -128,7 +127,8 @@ class AttemptController(BaseController):
             case "start":
                 return await self._start(ctx, action)
             case "stop":
-                await self._backend.stop(uid, action.args["reason"])
+                reason = action.args["reason"]
+                await self._backend.stop(uid, reason, checkpoint_s=stopping.checkpoint_s(reason))
                 return ActionResult(action.key, action.name)
             case "collect":
                 return await self._collect(ctx, action)
@@ -325,7 +325,7 @@ def how_it_ended(member: MemberState) -> dict[str, Any]:
     }
     if member.phase == "Lost":
         status |= {"phase": "Lost", "reason": member.reason}
-    elif member.reason in STOP_REASONS:
+    elif member.reason in stopping.STOP_REASONS:
         # The code is that of being stopped, and says nothing of the command.
         status |= {"phase": "Cancelled", "reason": member.reason, "exitCode": None}
     elif member.exit_code == 0 and member.reason is None:
@@ -346,6 +346,11 @@ def _base(ctx: Context) -> dict[str, Any]:
     placement = _placement(ctx)
     if placement is not None:
         base["placement"] = placement
+    # What was said stays known, even if the machine lost the file in which it stood.
+    if progress := ctx.said.progress or ctx.obj.status.get("progress"):
+        base["progress"] = dict(progress)
+    if checkpoints := ctx.said.checkpoint or ctx.obj.status.get("checkpoints"):
+        base["checkpoints"] = dict(checkpoints)
     return base
 
 

@@ -27,7 +27,7 @@ from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, Unsupported
 from nodus.core.kinds import ATTEMPT, JOB, VOLUME, Kind
 from nodus.server.compute.local import images
-from nodus.server.controllers import givingup, jobslots, jobstatus, memberspec
+from nodus.server.controllers import givingup, jobslots, jobstatus, memberspec, stopping
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.jobslots import Failure, Slot
 from nodus.server.controllers.runtime import (
@@ -40,7 +40,6 @@ from nodus.server.controllers.runtime import (
     NewObject,
     Outcome,
     Trouble,
-    Update,
 )
 from nodus.server.store import objects
 from nodus.server.store.cascade import dependents
@@ -187,7 +186,7 @@ class JobController(BaseController):
             return givingup.ended(self.kind, obj, trouble, now)
         ended = _end(ctx, now, "Failed", reason=givingup.reason_of(JOB, obj.status), message=trouble.message(now))
         alive = [slot.last for slot in ctx.slots if slot.live and slot.last is not None]
-        stops = [_stop(attempt, givingup.INTERNAL_ERROR) for attempt in alive]
+        stops = [stop for attempt in alive if (stop := stopping.stop(attempt, givingup.INTERNAL_ERROR))]
         return dataclasses.replace(_with_fix(ended, givingup.FIX), update=stops)
 
     async def gone(self, uid: str) -> None:
@@ -243,8 +242,8 @@ def _decide(ctx: Context, now: datetime) -> Outcome:
         return _end(ctx, now, "Cancelled", reason=stopped.reason or "Cancelled", decisive=stopped)
     if all(slot.done for slot in ctx.slots):
         return _succeed(ctx, now)
-    if ctx.wanted == "Suspended":
-        return Outcome(status={**_status(ctx), "phase": "Suspended", "reason": "Suspended"})
+    if (pause := _pause_reason(ctx)) is not None:
+        return Outcome(status={**_status(ctx), "phase": "Suspended", "reason": pause})
     return _decide_next(ctx, now)
 
 
@@ -258,23 +257,28 @@ def _decide_live(ctx: Context, live: list[Slot], failed: tuple[Slot, Failure] | 
         events.append(EventNote("Normal", "Started", f"attempt {running.name} runs"))
     reason, again_s = _stop_reason(ctx, failed, now)
     if reason is not None:
-        updates = [_stop(slot.last, reason) for slot in live if slot.last and slot.last.spec.get("state") != "Stopped"]
+        updates = [stop for slot in live if slot.last and (stop := stopping.stop(slot.last, reason))]
+        if reason in stopping.PAUSES and status["phase"] == "Running":
+            status |= {"reason": "Suspending", "message": "its command is asked for a checkpoint, then stopped"}
         return Outcome(status=status, update=updates, events=events)
     if jobslots.is_indexed(ctx.spec) and _decide_changed_image(ctx) is None:
         return _more(ctx, status, len(live), events, again_s, now)
     return Outcome(status=status, events=events, requeue_after_s=again_s)
 
 
-def _stop(attempt: Object, reason: str) -> Update:
-    return Update(attempt, spec={**attempt.spec, "state": "Stopped", "stopReason": reason})
+def _pause_reason(ctx: Context) -> str | None:
+    """Return why the Job is to be suspended, with a checkpoint, or None: one of ``stopping.PAUSES``."""
+    return stopping.SUSPENDED if ctx.wanted == "Suspended" else None
 
 
 def _stop_reason(ctx: Context, failed: tuple[Slot, Failure] | None, now: datetime) -> tuple[str | None, float | None]:
     """Return why what is alive must stop, if it must; else after how many seconds it may have to."""
-    if ctx.wanted in ("Cancelled", "Suspended"):
-        return ctx.wanted, None
+    if ctx.wanted == "Cancelled":
+        return "Cancelled", None
+    if (pause := _pause_reason(ctx)) is not None:
+        return pause, None
     if failed is not None:
-        return jobslots.SIBLING_FAILED, None
+        return stopping.SIBLING_FAILED, None
     left_s = _left_s(ctx, now)
     if left_s is not None:
         # Supervisors watch the clock themselves; this is for those that wait for room, or are out of order.
@@ -368,6 +372,8 @@ def _attempt(ctx: Context, slot: Slot) -> NewObject:
     if jobslots.is_indexed(ctx.spec):
         spec["slot"] = slot.index
         labels[INDEX_LABEL] = str(slot.index)
+    if slot.checkpoint is not None and memberspec.goes_on(ctx.spec):
+        spec["restoreFrom"] = {name: slot.checkpoint[name] for name in ("attempt", "seq")}
     return NewObject(
         ATTEMPT,
         jobslots.attempt_name(ctx.job, slot),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodus.core.clock import parse_rfc3339
 from nodus.core.kinds import ATTEMPT
+from nodus.server.controllers import stopping
 
 if TYPE_CHECKING:
     from nodus.server.store.objects import Object
@@ -22,9 +23,7 @@ MAX_LOST = 10
 another number."""
 RETRY_BASE_S, RETRY_MAX_S = 1.0, 60.0
 DEFAULT_PARALLELISM = 16
-SIBLING_FAILED = "JobFailed"
-"""Why attempts are stopped whose Job fails with another index."""
-_PAUSED = ("Suspended", SIBLING_FAILED)
+_PAUSED = stopping.PAUSES | {stopping.SIBLING_FAILED}
 FINAL_REASONS = ("DeadlineExceeded", "QueueTimeout")
 """Reasons of a failed attempt after which the Job has no further one."""
 
@@ -79,6 +78,20 @@ class Slot:
     def next_epoch(self) -> int:
         """The number of its next attempt."""
         return int(self.attempts[-1].spec["epoch"]) + 1 if self.attempts else 1
+
+    @property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """The newest checkpoint that an attempt saved: what the next one goes on from, with the ``attempt``'s name."""
+        for attempt in reversed(self.attempts):
+            if found := attempt.status.get("checkpoints"):
+                return {**{name: value for name, value in found.items() if name != "count"}, "attempt": attempt.name}
+        return None
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """What the newest attempt that reported something has reported."""
+        said = (attempt.status.get("progress") for attempt in reversed(self.attempts))
+        return next((progress for progress in said if progress), None)
 
     def ended(self, phase: str) -> int:
         """Count the attempts that ended in ``phase``."""

@@ -44,12 +44,27 @@ def basic(job: Object, slots: Sequence[Slot], image: dict[str, str] | None, new:
             "active": ranges([slot.index for slot in slots if slot.live]),
             "failed": ranges([slot.index for slot in slots if slot.phase in ("Failed", "Lost")]),
         }
+    elif slots:
+        status |= _reported(job, slots[0])
     if image is not None:
         status["image"] = image
     placed = next((slot.last for slot in slots if slot.last is not None and slot.last.status.get("placement")), None)
     if placed is not None:
         status["placement"] = placed.status["placement"]
     return status
+
+
+def _reported(job: Object, slot: Slot) -> dict[str, Any]:
+    """Return what the command says: how far it is, and the newest checkpoint."""
+    found: dict[str, Any] = {}
+    if slot.progress is not None:
+        found["progress"] = slot.progress
+    last, interval = slot.last, ((job.spec.get("recovery") or {}).get("checkpoint") or {}).get("interval")
+    if slot.checkpoint is not None:
+        found["checkpoint"] = {**slot.checkpoint, **({"interval": interval} if interval else {})}
+        if last is not None and (restored := last.spec.get("restoreFrom")):
+            found["checkpoint"]["restoredFromSeq"] = restored["seq"]
+    return found
 
 
 def _counts(job: Object, slots: Sequence[Slot], new: int) -> dict[str, int]:

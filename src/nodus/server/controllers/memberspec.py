@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.durations import parse_duration
 from nodus.core.kinds.resources import read_gpu, read_secret
 from nodus.core.sizes import quantity
-from nodus.server.compute.base import InputFile, MemberSpec, Mount, OutputRule, StartRefused
+from nodus.server.compute.base import CheckpointPlan, InputFile, MemberSpec, Mount, OutputRule, StartRefused
 from nodus.server.compute.programs import RUN_PROGRAM
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ def build(job: Object, attempt: Object, resolved: Resolved, timeout_s: float | N
         state_dir=resolved.state_dir,
         cwd=spec.get("workingDir") or "/workspace",
         log_limit_bytes=LOG_LIMIT_BYTES,
+        checkpoint=checkpoint_plan(spec, attempt.spec),
     )
 
 
@@ -197,11 +198,25 @@ def state_name(job_spec: Mapping[str, Any], attempt: Mapping[str, Any]) -> str:
 
     Each index has its own; the attempts of a Restartable run have nothing in common.
     """
-    begins_anew = (job_spec.get("recovery") or {}).get("continuity") == "Restartable"
     indexed = job_spec.get("completions") is not None
-    if not begins_anew:
+    if goes_on(job_spec):
         return f"states/{attempt.get('slot', 0)}" if indexed else "state"
     return f"states/{attempt.get('slot', 0)}-{attempt['epoch']}"
+
+
+def goes_on(job_spec: Mapping[str, Any]) -> bool:
+    """Whether an attempt goes on with what the one before it kept, rather than begin anew."""
+    return (job_spec.get("recovery") or {}).get("continuity") != "Restartable"
+
+
+def checkpoint_plan(job_spec: Mapping[str, Any], attempt: Mapping[str, Any]) -> CheckpointPlan:
+    """Return what an attempt's checkpoints are; none of a run whose attempts have nothing in common."""
+    if not goes_on(job_spec):
+        return CheckpointPlan()
+    policy = (job_spec.get("recovery") or {}).get("checkpoint") or {}
+    paths = dict.fromkeys([*(policy.get("paths") or ()), STATE_DIR])
+    interval_s = parse_duration(policy["interval"]) if policy.get("interval") else None
+    return CheckpointPlan(tuple(paths), int((attempt.get("restoreFrom") or {}).get("seq") or 0), interval_s)
 
 
 def kept_paths(job_spec: Mapping[str, Any]) -> list[str]:
@@ -245,11 +260,12 @@ def variables(job: Object, attempt: Object) -> dict[str, str]:
         "NODUS_CHECKPOINT_DIR": next(iter((recovery.get("checkpoint") or {}).get("paths") or ()), STATE_DIR),
         "NODUS_OUTPUT_DIR": OUTPUT_DIR,
         "NODUS_RUNTIME_SOCKET": "/run/nodus/api.sock",
+        "NODUS_EVENTS_SOCKET": "/run/nodus/events.sock",
         "NODUS_TERMINATION_DIR": "/nodus/termination",
         "NODUS_NODE_RANK": "0",
         "NODUS_NUM_NODES": "1",
     }
-    if int(own["epoch"]) > 1 and recovery.get("continuity") != "Restartable":
+    if int(own["epoch"]) > 1 and goes_on(spec):
         env["NODUS_RESTORED"] = "1"
     if (recovery.get("checkpoint") or {}).get("format"):
         env["NODUS_CHECKPOINT_FORMAT"] = recovery["checkpoint"]["format"]

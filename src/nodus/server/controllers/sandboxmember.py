@@ -58,6 +58,7 @@ def _variables(sandbox: Object, attempt: Object) -> dict[str, str]:
         "NODUS_SANDBOX": sandbox.name,
         "NODUS_PROJECT": sandbox.project or "",
         "NODUS_RUNTIME_SOCKET": "/run/nodus/api.sock",
+        "NODUS_EVENTS_SOCKET": "/run/nodus/events.sock",
     }
 
 

@@ -42,6 +42,7 @@ class Reporting:
         with short_path(self._path) as short:
             listener = proxy.listen(short)
         self._socket = EventSocket(listener, self._telemetry, self._answered)
+        self._keeps = bool(plan.paths)
         self._interval_s = plan.interval_s
         self._due_at = None if plan.interval_s is None else time.monotonic() + plan.interval_s
         self._ask: Ask | None = None
@@ -72,8 +73,8 @@ class Reporting:
             os.eventfd_read(self.fd)
 
     def ask(self) -> Ask | None:
-        """Ask the command for a checkpoint; None when it never said that it wants to be asked."""
-        self._ask = self._socket.ask()
+        """Ask the command for a checkpoint; None when it did not subscribe, or keeps nothing."""
+        self._ask = self._socket.ask() if self._keeps else None
         return self._ask
 
     def ask_when_due(self) -> float | None:
