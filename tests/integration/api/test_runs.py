@@ -103,10 +103,8 @@ async def test_log_of_nothing_is_not_found(api: Api, logs: Logs, run: Callable[.
 
 
 async def test_followed_log_waits_for_the_run_and_goes_on_to_the_next_attempt(
-    api: Api, logs: Logs, services: Services, run: Callable[..., list[Object]], put: Callable[..., Object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("nodus.server.api.runlogs.NEXT_ATTEMPT_S", 0.01)
+    api: Api, logs: Logs, services: Services, run: Callable[..., list[Object]]
+) -> None:
     run(0, phase="Running")
     async with api.stream(f"{JOBS}/j/log?follow=true") as stream:
         assert await stream.silent()
@@ -161,9 +159,8 @@ async def test_log_of_indexes_is_told_apart_line_by_line(
 
 async def test_followed_log_of_indexes_shows_those_that_come_later(
     api: Api, logs: Logs, services: Services, sweep: Callable[..., dict[tuple[int, int], Object]],
-    put: Callable[..., Object], monkeypatch: pytest.MonkeyPatch,
+    put: Callable[..., Object],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("nodus.server.api.runlogs.NEXT_ATTEMPT_S", 0.01)
     first = sweep((0, 1), phase="Running")[0, 1]
     logs.write(first.uid, b"one\n")
     owner = services.store.read_sync(objects.get, JOB, "default", "s")
@@ -179,6 +176,41 @@ async def test_followed_log_of_indexes_shows_those_that_come_later(
         services.store.write_sync(objects.update_status, owner.uid, {"phase": "Succeeded"})
         assert await stream.line() == b""
         assert stream.ended
+
+
+async def test_followed_log_lists_the_attempts_once_however_often_they_change(
+    api: Api, logs: Logs, services: Services, put: Callable[..., Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = put("Job", "w", {"command": ["x"], "completions": 50}, status={"phase": "Running"})
+    for index in range(50):
+        put(
+            "Attempt", f"w-{index}-1", {"job": "w", "epoch": 1, "slot": index}, owner=owner,
+            labels={"nodus.dev/job": "w"}, status={"phase": "Running"},
+        )  # fmt: skip
+    other = put("Job", "other", {"command": ["x"]}, status={"phase": "Running"})
+    listed: list[object] = []
+    list_ = objects.list_
+
+    def counted(*args: Any, **options: Any) -> objects.Page:
+        listed.append(args[1])
+        return list_(*args, **options)
+
+    monkeypatch.setattr(objects, "list_", counted)
+    async with api.stream(f"{JOBS}/w/log?follow=true") as stream:
+        assert await stream.silent()
+        for number in range(5):
+            services.store.write_sync(objects.update_status, other.uid, {"phase": "Running", "n": number})
+            services.store.write_sync(objects.update_status, owner.uid, {"phase": "Running", "n": number})
+        uid = "00000003-0000-0000-0000-000000000000"
+        logs.write(uid, b"again\n")
+        put(
+            "Attempt", "w-7-2", {"job": "w", "epoch": 2, "slot": 7}, owner=owner, uid=uid,
+            labels={"nodus.dev/job": "w"}, status={"phase": "Succeeded"},
+        )  # fmt: skip
+        assert await stream.line() == b"[7] again"
+        services.store.write_sync(objects.update_status, owner.uid, {"phase": "Succeeded"})
+        assert await stream.line() == b""
+    assert listed == [ATTEMPT]
 
 
 async def test_log_of_an_attempt_begins_where_it_is_asked_to(

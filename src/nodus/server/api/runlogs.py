@@ -9,28 +9,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
 from nodus.core.errors import BadRequest, NotFound, Unavailable
-from nodus.core.kinds import ATTEMPT, JOB, Kind
+from nodus.core.kinds import ATTEMPT, Kind
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.reading import find
+from nodus.server.api.runattempts import RunAttempts, Source
 from nodus.server.api.streaming import StreamResponse
 from nodus.server.compute.base import LogPiece
 from nodus.server.compute.local import logstore
 from nodus.server.compute.processes import OutputPiece
-from nodus.server.store import objects
 
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from nodus.server.store.objects import Object
-
-JOB_LABEL = "nodus.dev/job"
-FIRST_LOOK_S, NEXT_ATTEMPT_S = 0.05, 1.0
-"""How soon after an attempt's end the next one is looked for, and how seldom at last."""
 LINE_LIMIT_BYTES = 64 * 1024
 """Where lines of several indexes are mixed, a longer one is cut."""
 WAITING_CHUNKS = 32
@@ -55,26 +46,6 @@ class Query:
         return replace(self, tail_lines=None, since_s=None, offset_bytes=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """An attempt that may have output."""
-
-    uid: str
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What a log is made of at one moment."""
-
-    sources: tuple[_Source, ...]
-    """Oldest first."""
-    over: bool
-    """No further attempt will come."""
-    completions: int | None
-    """How many indexes the run has, if it has any."""
-
-
 async def log(call: Call, kind: Kind) -> Response:
     """``GET .../log``: the output of a run's newest attempt; with ``follow`` also of those that come after it.
 
@@ -92,13 +63,16 @@ async def log(call: Call, kind: Kind) -> Response:
     if call.services.backend is None:
         raise Unavailable("this server does not run jobs", fix="Ask the server that runs controllers.")
     await call.services.store.read(find, call, kind, name)
-    state = await call.services.store.read(_state, call.project or "", kind, name, query)
-    if query.index is not None and query.index >= (state.completions or 1):
-        raise NotFound(f"{kind.singular} {name} has no index {query.index}", fix=_which(state))
-    if query.attempt is not None and not query.follow and not state.sources:
+    attempts = RunAttempts(
+        call.services.store, kind, call.project or "", name, attempt=query.attempt, index=query.index
+    )
+    there = await attempts.read()
+    if query.index is not None and query.index >= (attempts.completions or 1):
+        raise NotFound(f"{kind.singular} {name} has no index {query.index}", fix=_which(attempts.completions))
+    if query.attempt is not None and not query.follow and not there:
         raise NotFound(f"{kind.singular} {name} has no attempt {query.attempt[:60]!r}")
-    mixed = state.completions is not None and query.index is None
-    body = _mixed(call, kind, name, query) if mixed else _single(call, kind, name, query)
+    mixed = attempts.completions is not None and query.index is None
+    body = (_mixed if mixed else _single)(call, attempts, there, query)
     return StreamResponse(body, call.services.stopping, MEDIA_TYPE)
 
 
@@ -111,116 +85,68 @@ def query_of(call: Call) -> Query:
     )  # fmt: skip
 
 
-def _which(state: _State) -> str:
-    return f"It has 0 to {state.completions - 1}." if state.completions else "It has no completions; leave index out."
+def _which(completions: int | None) -> str:
+    return f"It has 0 to {completions - 1}." if completions else "It has no completions; leave index out."
 
 
-def _state(conn: Connection, project: str, kind: Kind, name: str, query: Query) -> _State:
-    if kind is ATTEMPT:
-        attempt = objects.find(conn, ATTEMPT, project, name)
-        return _State((_Source(attempt.uid, 0),) if attempt else (), True, None)
-    owner = objects.find(conn, kind, project, name)
-    job = objects.find(conn, JOB, project, name)
-    found = objects.list_(conn, ATTEMPT, project, labels={JOB_LABEL: name}).items if job is not None else []
-    found = sorted((a for a in found if _is_of(a, job)), key=lambda a: (int(a.spec.get("epoch", 0)), _index(a)))
-    if query.index is not None:
-        found = [a for a in found if _index(a) == query.index]
-    if query.attempt is not None:
-        found = [a for a in found if query.attempt in (a.name, str(a.spec.get("epoch")))]
-    over = owner is None or kind.is_terminal(owner.status.get("phase"))
-    over = over or (query.attempt is not None and bool(found) and all(map(_ended, found)))
-    completions = job.spec.get("completions") if job is not None else None
-    return _State(tuple(_Source(a.uid, _index(a)) for a in found), over, completions)
-
-
-def _is_of(attempt: Object, job: Object | None) -> bool:
-    return job is not None and any(ref.get("uid") == job.uid for ref in attempt.owner_references)
-
-
-def _index(attempt: Object) -> int:
-    return int(attempt.spec.get("slot") or 0)
-
-
-def _ended(attempt: Object) -> bool:
-    return ATTEMPT.is_terminal(attempt.status.get("phase"))
-
-
-async def _single(call: Call, kind: Kind, name: str, query: Query) -> AsyncIterator[bytes]:
+async def _single(call: Call, attempts: RunAttempts, there: list[Source], query: Query) -> AsyncIterator[bytes]:
     """The newest attempt's output, then that of each that follows, one after the other."""
-    done: set[str] = set()
-    first, wait_s = True, FIRST_LOOK_S
+    pending, asked = there[-1:], query
     while True:
-        state = await call.services.store.read(_state, call.project or "", kind, name, query)
-        pending = [source.uid for source in state.sources if source.uid not in done]
-        for uid in pending[-1:] if first else pending:
-            async for chunk in attempt_log(call, uid, query if first else query.whole):
+        for source in pending:
+            async for chunk in attempt_log(call, source.uid, asked):
                 yield chunk
-        done.update(source.uid for source in state.sources)
-        first = first and not pending
-        if not query.follow or state.over:
+            asked = query.whole
+        if not query.follow or not (pending := await attempts.news()):
             return
-        wait_s = FIRST_LOOK_S if pending else min(wait_s * 1.5, NEXT_ATTEMPT_S)
-        await asyncio.sleep(wait_s)
 
 
-async def _mixed(call: Call, kind: Kind, name: str, query: Query) -> AsyncIterator[bytes]:
+async def _mixed(call: Call, attempts: RunAttempts, there: list[Source], query: Query) -> AsyncIterator[bytes]:
     """The lines of every index with the index before them: one index after another, or as they come to who follows."""
-    state = await call.services.store.read(_state, call.project or "", kind, name, query)
+    newest = sorted({source.index: source for source in there}.values(), key=lambda source: source.index)
     if not query.follow:
-        for source in _newest(state):
+        for source in newest:
             async for lines in _prefixed(call, source, query):
                 yield lines
         return
-    queue: asyncio.Queue[bytes] = asyncio.Queue(WAITING_CHUNKS)
-    pumps: set[asyncio.Task[None]] = set()
-    seen = {source.uid for source in state.sources}
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_CHUNKS)
+    filling = asyncio.create_task(_fill(call, attempts, newest, query, queue))
     try:
-        pumps |= {_pump(call, source, query, queue) for source in _newest(state)}
-        while True:
-            async for lines in _for_a_while(queue, pumps):
-                yield lines
-            state = await call.services.store.read(_state, call.project or "", kind, name, query)
-            new = [source for source in state.sources if source.uid not in seen]
-            seen |= {source.uid for source in new}
-            pumps |= {_pump(call, source, query.whole, queue) for source in new}
-            if state.over and not new and queue.empty() and all(pump.done() for pump in pumps):
-                return
+        while (found := await queue.get()) is not None:
+            yield found
+        await filling
     finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
 
 
-def _newest(state: _State) -> list[_Source]:
-    return sorted({source.index: source for source in state.sources}.values(), key=lambda source: source.index)
+async def _fill(
+    call: Call, attempts: RunAttempts, newest: list[Source], query: Query, queue: asyncio.Queue[bytes | None]
+) -> None:
+    """Put the lines of all attempts there are and come into a queue, and None at the end or at a fault."""
+
+    async def pump(sources: list[Source], asked: Query) -> None:
+        for source in sources:
+            async for lines in _prefixed(call, source, asked):
+                await queue.put(lines)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            # Those that ended one after the other: there may be thousands, and each that is read takes memory.
+            group.create_task(pump([source for source in newest if source.ended], query))
+            for source in newest:
+                if not source.ended:
+                    group.create_task(pump([source], query))
+            while new := await attempts.news():
+                for source in new:
+                    group.create_task(pump([source], query.whole))
+    except Exception:
+        await queue.put(None)
+        raise
+    await queue.put(None)
 
 
-def _pump(call: Call, source: _Source, query: Query, queue: asyncio.Queue[bytes]) -> asyncio.Task[None]:
-    async def pump() -> None:
-        async for lines in _prefixed(call, source, query):
-            await queue.put(lines)
-
-    return asyncio.create_task(pump())
-
-
-async def _for_a_while(queue: asyncio.Queue[bytes], pumps: set[asyncio.Task[None]]) -> AsyncIterator[bytes]:
-    """Yield what comes until it is time to look for further attempts; sooner where all that were followed ended."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + NEXT_ATTEMPT_S
-    while (left_s := end - loop.time()) > 0:
-        for pump in [pump for pump in pumps if pump.done()]:
-            pumps.discard(pump)
-            pump.result()
-        if not pumps and queue.empty():
-            await asyncio.sleep(min(left_s, FIRST_LOOK_S * 4))
-            return
-        try:
-            yield await asyncio.wait_for(queue.get(), min(left_s, FIRST_LOOK_S * 4))
-        except TimeoutError:
-            continue
-
-
-async def _prefixed(call: Call, source: _Source, query: Query) -> AsyncIterator[bytes]:
+async def _prefixed(call: Call, source: Source, query: Query) -> AsyncIterator[bytes]:
     """Whole lines of an attempt, each with its index before it."""
     prefix, rest = b"[%d] " % source.index, b""
     async for chunk in attempt_log(call, source.uid, query):
