@@ -222,7 +222,7 @@ class Client:
         """Yield every change of the matching objects, each once and in order, beginning with those that are there.
 
         The stream is taken up where it was when it ends or breaks, also by a restart of the server. After an absence
-        that is longer than the server keeps changes (a day), the objects are listed again and what differs is
+        that is longer than the server keeps changes (a day at most), the objects are listed again and what differs is
         yielded; an object that was deleted in that time has its ``metadata`` only.
 
         Example::

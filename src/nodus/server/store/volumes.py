@@ -87,7 +87,7 @@ def _revisions(volume_uid: str) -> Select[Any]:
 
 
 def _revision(row: Any) -> Revision:
-    return Revision(*row[:5], from_us(row.created_us))
+    return Revision(row.volume, row.revision, row.snapshot, row.files, row.size_bytes, from_us(row.created_us))
 
 
 def tree(conn: Connection, volume_uid: str, revision: int) -> list[FileEntry]:
