@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,12 @@ from nodus.client.resources import JsonObject
 
 Decorator = Callable[[Any], Any]
 DRY_RUNS = ("none", "server", "client")
+DATA_DIR: Decorator = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The server's data directory. [env: NODUS_DATA_DIR; default: ~/.nodus/data]",
+)
 
 
 def files_option(help_text: str = "Manifest, directory, or - for standard input.") -> Decorator:

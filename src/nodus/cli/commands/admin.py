@@ -8,26 +8,25 @@ from pathlib import Path
 
 import click
 
+from nodus.cli.commands import admin_ledger
 from nodus.cli.groups import Group
+from nodus.cli.options import DATA_DIR
 from nodus.cli.session import Session, connected
-
-DATA_DIR = click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="The server's data directory. [env: NODUS_DATA_DIR; default: ~/.nodus/data]",
-)
 
 
 @click.group(name="admin", cls=Group)
 def command() -> None:
-    """Look after a server: bring people in, change its master key.
+    """Look after a server: bring people in, change its master key, check its ledger.
 
     \b
     Examples:
       nodus admin login-link --member ada
       nodus admin rotate-keys
+      nodus admin ledger verify
     """
+
+
+command.add_command(admin_ledger.command)
 
 
 @command.command("login-link")
