@@ -46,6 +46,8 @@ DRAIN_S = 5.0
 _PR_SET_NAME = 15
 FINAL_WRITE_PATIENCE_S = 3600.0
 LOCK_WAIT_S = 2.0
+GONE_S = 1.0
+"""How long a stop waits for the end of a command whose connection ended while a checkpoint was asked for."""
 
 
 def run(directory: str) -> int:
@@ -199,6 +201,10 @@ class Supervisor:
         if self._checkpoint_s() <= 0:
             self._stop_requested()
             return True
+        if ask.settled and ask.state == "Gone":
+            # Whoever was asked may be about to end by itself, which counts as its own end.
+            self._ask_until = min(until, now + GONE_S)
+            return now >= until
         return ask.settled or now >= until
 
     def _stop_requested(self) -> bool:

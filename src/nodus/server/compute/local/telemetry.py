@@ -5,7 +5,8 @@ replaced in ``progress.json`` before the next is looked at, and is appended to `
 full. Both outlive the supervisor and are all that the server reads; while it is away nothing waits.
 
 The command may send anything, as fast as it likes. Lines wait in a queue of bounded size, of which so many a second
-are looked at; when there are more, the oldest go, so that what was said last is what is known in the end.
+are looked at. When there are more the oldest go, but for the newest of each kind that replaces what was said before:
+so what was said last is what is known in the end, however many other lines came after it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ QUEUE_LINES, QUEUE_BYTES = 256, 1 << 20
 EVENTS_PER_S, BURST = 200.0, 1000.0
 HISTORY_BYTES = 8 << 20
 MAX_METRICS = 64
+_KIND_WITHIN = 1000
+"""Bytes of a line in which its kind is looked for before it is read."""
 MAX_NAME = 100
 MAX_ID = 253
 KNOWN_IDS = 4096
@@ -37,6 +40,7 @@ STDOUT_MARK = b"nodus.event "
 
 _MAX_COUNT = 2**53
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:@%+-]*")
+_REPLACING = re.compile(rb'"type"\s*:\s*"(progress|metrics|phase)"')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -218,6 +222,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._left_out: dict[bytes, bytes] = {}
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._history: int | None = None
         self._history_bytes = self._seq = 0
@@ -228,7 +233,7 @@ class Telemetry:
     @property
     def waiting(self) -> bool:
         """Whether lines wait to be looked at; call :meth:`drain` again soon."""
-        return bool(self._queue)
+        return bool(self._queue or self._left_out)
 
     def take(self, lines: list[bytes], *, oversized: int = 0) -> None:
         """Take lines as they came.
@@ -240,6 +245,9 @@ class Telemetry:
         with self._lock:
             self.counts.oversized += oversized
             for line in lines:
+                if not self._queue and not self._left_out and self._bucket.take():
+                    self._accept([line])
+                    continue
                 self._queue.append(line)
                 self._queued_bytes += len(line)
                 if len(self._queue) > QUEUE_LINES or self._queued_bytes > QUEUE_BYTES:
@@ -266,15 +274,20 @@ class Telemetry:
             self._keep(event)
 
     def _shift(self) -> None:
-        """The queue is full: its oldest line is looked at if that is allowed now, else dropped."""
+        """The queue is full: its oldest line is dropped, unless it is the newest of its kind."""
         line = self._queue.popleft()
         self._queued_bytes -= len(line)
-        if self._bucket.take():
-            self._accept([line])
-        else:
+        kind = _REPLACING.search(line, 0, _KIND_WITHIN)
+        if kind is None:
             self.counts.dropped += 1
+            return
+        self.counts.dropped += kind[1] in self._left_out
+        self._left_out[kind[1]] = line
 
     def _drain(self, *, all_: bool = False) -> None:
+        # What was left out is older than what is in the queue.
+        while self._left_out and (all_ or self._bucket.take()):
+            self._accept([self._left_out.pop(next(iter(self._left_out)))])
         while self._queue and (all_ or self._bucket.take()):
             line = self._queue.popleft()
             self._queued_bytes -= len(line)
