@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 QUANTITY = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMGT]i?|m)?"
 """Bounded, so that every quantity is a number that an integer holds."""
@@ -21,6 +22,19 @@ def quantity(value: str | float) -> float:
     if match is None:
         raise ValueError(f"{str(value)[:60]!r} is not a quantity; write it like 4, 500m or 16Gi")
     return float(match[1]) * _FACTORS[match[2] or ""]
+
+
+def exact_quantity(value: str | float) -> Fraction:
+    """Return a quantity without rounding, for what is charged by it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = re.fullmatch(QUANTITY, str(value))
+    if match is None:
+        raise ValueError(f"{str(value)[:60]!r} is not a quantity; write it like 4, 500m or 16Gi")
+    factor = Fraction(1, 1000) if match[2] == "m" else int(_FACTORS[match[2] or ""])
+    return Fraction(match[1]) * factor
 
 
 def size_text(size: int) -> str:

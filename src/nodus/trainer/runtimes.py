@@ -33,9 +33,16 @@ _PRESETS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
 )
 
 _SECONDS_PER_STEP: dict[str, float] = {"A100-80G": 0.7, "H100": 0.45, "L40S": 1, "RTX-4090": 1.2, "RTX-A6000": 1.3}
+"""A step with the runtime's defaults."""
 _CPU_SECONDS_PER_STEP = 8.0
-"""SmolLM2-135M on two cores, 32 completions of 12 tokens a step; measured by bench/grpo_overhead.py."""
 _CPU_SECONDS_PER_TASK = 0.25
+_CPU_REFERENCE: dict[str, Any] = {
+    "model": SMOLLM2,
+    "batchSize": 8,
+    "gradientAccumulation": 4,
+    "maxCompletionLength": 12,
+}
+"""What the CPU's seconds are of, on two cores; measured by bench/grpo_overhead.py."""
 
 _CPU_RESOURCES = {"cpu": "2", "memory": "6Gi"}
 
@@ -90,6 +97,7 @@ def grpo_lora() -> dict[str, Any]:
             "estimate": {
                 "secondsPerStep": {**_SECONDS_PER_STEP, CPU: _CPU_SECONDS_PER_STEP},
                 "secondsPerTask": {CPU: _CPU_SECONDS_PER_TASK},
+                "reference": {CPU: _CPU_REFERENCE},
             },
         },
     )
@@ -110,7 +118,10 @@ def evaluate() -> dict[str, Any]:
                 "resources": _gpu(("RTX-4090", "L40S", "RTX-A6000", "A100-80G")),
             },
             "presets": [_preset(SMOLLM2, "LoRA", None, _CPU_RESOURCES)],
-            "estimate": {"secondsPerTask": {CPU: _CPU_SECONDS_PER_TASK}},
+            "estimate": {
+                "secondsPerTask": {CPU: _CPU_SECONDS_PER_TASK},
+                "reference": {CPU: {name: _CPU_REFERENCE[name] for name in ("model", "maxCompletionLength")}},
+            },
         },
     )
 
@@ -178,6 +189,20 @@ _NOTES = """\
 """
 
 
+_ESTIMATES = """\
+A dry run multiplies these by the run's steps and tasks. A step with the runtime's defaults takes the seconds of its
+accelerator; one of another `batchSize`, `gradientAccumulation` or `maxCompletionLength` as much longer as their product
+is larger, an evaluated task as much longer as `maxCompletionLength` is. The CPU's were measured on two cores, with
+{reference}.
+Runs that succeeded on the installation count instead, where there are any; see
+[estimates](../../concepts/training-jobs.md#estimates).
+"""
+
+
+def _reference_words(reference: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}` {value}" if name != "model" else str(value) for name, value in reference.items())
+
+
 def reference_page() -> str:
     """The Markdown reference page of ``nodus/grpo-lora``."""
     runtime = grpo_lora()["spec"]
@@ -196,7 +221,11 @@ def reference_page() -> str:
         (p["model"], p["method"], p.get("quantization", "none"), _resources_words(p["resources"]))
         for p in runtime["presets"]
     ]
-    estimates = [(key, _plain(value), "secondsPerStep") for key, value in runtime["estimate"]["secondsPerStep"].items()]
+    estimates = [
+        (accelerator, _plain(value), name)
+        for name in ("secondsPerStep", "secondsPerTask")
+        for accelerator, value in runtime["estimate"][name].items()
+    ]
     lines = [
         "<!-- Generated from src/nodus/trainer/parameters.py by `python -m nodus.trainer.runtimes`. -->",
         "# grpo-lora",
@@ -239,6 +268,8 @@ def reference_page() -> str:
         "## Estimates",
         "",
         *_table(("Accelerator", "Seconds", "Per"), estimates),
+        "",
+        *_ESTIMATES.format(reference=_reference_words(_CPU_REFERENCE)).splitlines(),
     ]
     return "\n".join(lines) + "\n"
 

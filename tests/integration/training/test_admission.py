@@ -228,7 +228,7 @@ async def test_estimate_counts_steps_and_warns(admit: Any, manifest: Manifest) -
     estimate = admitted.preview["estimate"]
     assert estimate["steps"] == 200  # 2 epochs of 100 tasks, one group of 4 completions a step
     assert estimate["costUSD"] == {"p50": "0.00", "p90": "0.00"}
-    assert [notice["code"] for notice in estimate["warnings"]] == ["NoAccelerator", "TooFewTasks"]
+    assert [notice["code"] for notice in estimate["warnings"]] == ["NoAccelerator", "TooFewTasks", "ModelNotMeasured"]
     assert estimate["blockingReasons"] == []
 
 

@@ -10,7 +10,7 @@ from nodus.core.errors import Invalid
 from nodus.server.training.resources import GIB, Shape, choose
 
 CPU = Shape("local-cpu", 4, 32 * GIB)
-L40S = Shape("local-l40s-x2", 16, 128 * GIB, "L40S", 2, "1.50")
+L40S = Shape("local-l40s-x2", 16, 128 * GIB, "L40S", 2, 1_500_000_000)
 RUNTIME: dict[str, Any] = {
     "defaults": {"resources": {"gpu": {"type": ["RTX-4090"], "count": 1}}},
     "presets": [

@@ -130,6 +130,19 @@ class OutputPath(Model):
     """Where they go besides the blob store."""
 
 
+class OutputsTotal(Model):
+    """How much a run left, where its status lists only the first files; the ``outputs`` subresource has all."""
+
+    files: int = 0
+    """Files."""
+    bytes: int | None = None
+    """Their size, of an Attempt."""
+    written: list[str] | None = None
+    """Names of the declared outputs that there is anything of, of an Attempt."""
+    digest: str | None = None
+    """Digest of the whole list, of an Attempt."""
+
+
 class OutputFile(Model):
     """A collected file."""
 
@@ -193,27 +206,54 @@ class Startup(Model):
     """On one that is at hand."""
 
 
+class Measured(Model):
+    """Runs on this installation that an estimate rests on."""
+
+    time: str
+    """When the newest of them ended, RFC 3339."""
+    runs: int
+    """How many; the newest 20 at most."""
+
+
 class Estimate(Model):
     """What a run is expected to take."""
 
     cost_usd: Percentiles | None = Field(default=None, alias="costUSD")
-    """Cost to completion in dollars."""
+    """Cost to completion in dollars; unset where the time is not known and something costs."""
     duration: Percentiles | None = None
     """Time to completion."""
     hold_usd: USD | None = Field(default=None, alias="holdUSD")
-    """First hold."""
-    seconds_per_step: float | None = None
-    """Step time it is computed from."""
-    steps: int | None = None
-    """Steps it is computed from."""
+    """Held before it starts; of a Job with completions, before each index does."""
+    gang_hold_usd: USD | None = Field(default=None, alias="gangHoldUSD")
+    """Held before all nodes of a distributed Job start."""
+    concurrent_hold_usd: USD | None = Field(default=None, alias="concurrentHoldUSD")
+    """Held while as many indexes run as run at once."""
+    overhead_usd: dict[str, USD] | None = Field(default=None, alias="overheadUSD")
+    """Parts of the cost beside the work itself: ``startup``, where it was measured."""
     rate_usd_per_hour: USD | None = Field(default=None, alias="rateUSDPerHour")
-    """Rate of the machines."""
+    """What an hour costs; of a Job with completions, an hour of each index."""
+    accelerator: str | None = None
+    """What the times are those of: a family, or ``CPU``."""
+    seconds_per_step: float | None = None
+    """Time of an optimizer step."""
+    steps: int | None = None
+    """Optimizer steps."""
+    seconds_per_task: float | None = None
+    """Time of an evaluated task."""
+    evaluated_tasks: int | None = None
+    """Tasks evaluated, over all passes."""
+    measured: Measured | None = None
+    """Set where the times are those of runs on this installation."""
     startup: Startup | None = None
     """Time to the start of the command."""
     placement_preview: dict[str, Any] | None = None
     """Offering that would be used."""
     topology: dict[str, int] | None = None
     """Nodes and GPUs of each."""
+    pricebook_version: str | None = None
+    """Prices it was made with."""
+    valid_until: str | None = None
+    """Until when it is shown as current, RFC 3339. Creating with ``If-Match`` fails once prices or machines changed."""
     warnings: list[Notice] = Field(default_factory=list)
     """Things to know."""
     blocking_reasons: list[Notice] = Field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ from nodus.core.kinds.resources import Distributed, Estimate, OutputFile, Output
 
 Task = Literal["SFT", "Pretrain", "DPO", "ORPO", "KTO", "Reward", "GRPO", "Distill", "Evaluate"]
 Mode = Literal["Train", "Evaluate"]
+Seconds = Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)]
 
 
 class Preset(Model):
@@ -66,13 +67,28 @@ class RuntimeDefaults(Model):
     """Helper processes."""
 
 
-class RuntimeEstimate(Model):
-    """Measured times, by accelerator."""
+class ReferenceRun(Model):
+    """The run that an accelerator's times were measured at; unset parameters are the runtime's defaults."""
 
-    seconds_per_step: dict[str, float] = Field(default_factory=dict)
+    model: str | None = None
+    """Repository of its model."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Its ``batchSize``."""
+    gradient_accumulation: int | None = Field(default=None, ge=1)
+    """Its ``gradientAccumulation``."""
+    max_completion_length: int | None = Field(default=None, ge=1)
+    """Its ``maxCompletionLength``."""
+
+
+class RuntimeEstimate(Model):
+    """Measured times, by accelerator; CPU stands for none."""
+
+    seconds_per_step: dict[str, Seconds] = Field(default_factory=dict)
     """Seconds of one optimizer step."""
-    seconds_per_task: dict[str, float] = Field(default_factory=dict)
+    seconds_per_task: dict[str, Seconds] = Field(default_factory=dict)
     """Seconds of one evaluated task."""
+    reference: dict[str, ReferenceRun] = Field(default_factory=dict)
+    """What they were measured at; estimates are scaled from it."""
 
 
 class RuntimeCheckpointing(Model):

@@ -9,6 +9,7 @@ from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.digests import digest_of
 from nodus.core.kinds import API_KEY, Kind
 from nodus.server.api.auth import Principal
+from nodus.server.billing.estimates import binding
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft
 from nodus.server.store import keys
@@ -51,7 +52,11 @@ def _all(obj: Object) -> bool:
 
 
 def dry_run_etag(draft: Draft, preview: dict[str, Any]) -> str:
-    """The ETag of what would be created: spec, compiled Job and prices, and never a generated name."""
-    estimate = {key: value for key, value in preview.get("estimate", {}).items() if key != "validUntil"}
-    plan = {**preview, "estimate": estimate} if estimate else preview
+    """The ETag of what would be created: spec, compiled Job, prices and capacity.
+
+    Never a generated name, nor anything that changes while what was agreed to does not: the time that the plan is good
+    for, what money is left, what was measured meanwhile.
+    """
+    estimate = preview.get("estimate")
+    plan = {**preview, "estimate": binding(estimate)} if estimate else preview
     return '"' + digest_of([draft.kind.name, draft.spec, plan]).removeprefix("sha256:")[:32] + '"'

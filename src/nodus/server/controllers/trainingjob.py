@@ -36,7 +36,7 @@ from nodus.server.controllers.runtime import (
 )
 from nodus.server.kinds.trainingjob import provenance
 from nodus.server.store import blobs, objects, volumes
-from nodus.server.training import progress
+from nodus.server.training import measuring, progress
 from nodus.server.training.compile import JOB_LABEL, ModelPin
 from nodus.server.training.models import Pin
 from nodus.server.training.parameters import lookup
@@ -134,7 +134,7 @@ class TrainingJobController(BaseController):
         return _decide_with_job(ctx, ctx.job, now)
 
     async def act(self, ctx: Context, action: Action) -> ActionResult:
-        """Store `params.json`, or give the graders back."""
+        """Store `params.json`; or give the graders back, and keep what a run that succeeded took."""
         if action.name == "store-params":
             content: bytes = action.args["content"]
             sha256 = await asyncio.to_thread(self._store.blobs.put_bytes, content)
@@ -142,6 +142,8 @@ class TrainingJobController(BaseController):
             return ActionResult(action.key, action.name, {"sha256": sha256})
         if action.name == "release":
             await self.gone(ctx.obj.uid)
+            if action.args["phase"] == "Succeeded":
+                await self._store.write(measuring.record, ctx.obj)
             return ActionResult(action.key, action.name)
         raise NotImplementedError(action.name)
 
@@ -255,7 +257,7 @@ def _decide_with_job(ctx: Context, job: Object, now: datetime) -> Outcome:
     update = _wishes(ctx, job)
     phase = str(job.status.get("phase") or "Queued")
     ends = phase in TERMINAL_PHASES or phase == "Suspended"
-    release = Action("release", f"{obj.uid}/release/{phase}")
+    release = Action("release", f"{obj.uid}/release/{phase}", {"phase": phase})
     if ends and obj.status.get("phase") != phase and (ctx.result is None or ctx.result.key != release.key):
         # Graders first: once the phase is terminal, no pass looks at this run again.
         return Outcome(update=update, action=release)

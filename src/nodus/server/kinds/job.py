@@ -10,6 +10,7 @@ from nodus.server import accelerators
 from nodus.server.kinds import jobrules
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.kinds.jobestimate import estimate, gpu_count
+from nodus.server.kinds.terms import terms
 from nodus.server.training import lookups
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ class JobAdmission(Admission[JobSpec]):
             jobrules.check_offerings(found, spec, [shape.name for shape in shapes])
             jobrules.raise_found(found)
             if not draft.causes:
-                draft.status = {"phase": "Queued", "estimate": estimate(spec, shapes, now)}
+                draft.status = {"phase": "Queued", "estimate": estimate(spec, shapes, terms(conn, services))}
                 draft.status |= {"pinned": pinned} if pinned else {}
                 draft.status |= {"topology": _topology(spec)} if spec.distributed is not None else {}
             return
         jobrules.raise_found(found)
 
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: JobSpec) -> dict[str, Any]:
-        """Where a run would go, what keeps it from starting, and that it costs nothing on one's own machine."""
-        return {"phase": "Queued", "estimate": estimate(spec, lookups.shapes(conn), services.clock.now())}
+        """Where a run would go, what keeps it from starting, and what it costs."""
+        return {"phase": "Queued", "estimate": estimate(spec, lookups.shapes(conn), terms(conn, services))}
 
 
 def _check_new(conn: Connection, services: Services, found: jobrules.Findings, spec: JobSpec) -> dict[str, Any]:

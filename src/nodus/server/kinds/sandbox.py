@@ -14,6 +14,7 @@ from nodus.server import accelerators
 from nodus.server.kinds import jobrules
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.kinds.jobestimate import estimate
+from nodus.server.kinds.terms import terms
 from nodus.server.training import lookups
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ class SandboxAdmission(Admission[SandboxSpec]):
         jobrules.raise_found(found)
 
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: SandboxSpec) -> dict[str, Any]:
-        """Where it would run, what keeps it from starting, and that it costs nothing on one's own machine."""
+        """Where it would run, what keeps it from starting, and what an hour of it costs."""
         asked = JobSpec(command=["true"], resources=spec.resources)
-        expected = estimate(asked, lookups.shapes(conn), services.clock.now())
+        expected = estimate(asked, lookups.shapes(conn), terms(conn, services), open_ended=True)
         for reason in expected["blockingReasons"]:
             reason["message"] = reason["message"].replace("the Job would stay Queued", "the Sandbox would stay Pending")
         return {"phase": "Pending", "estimate": expected}

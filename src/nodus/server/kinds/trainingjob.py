@@ -7,6 +7,7 @@ the user wrote it, so that applying the same file again changes nothing.
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.errors import NodusError, Unavailable
@@ -14,9 +15,11 @@ from nodus.core.kinds import JOB, TRAINING_JOB
 from nodus.core.kinds.decode import encode
 from nodus.core.kinds.training import TrainingJobSpec
 from nodus.server.kinds.base import Admission, Draft
-from nodus.server.store import objects
+from nodus.server.kinds.terms import terms
+from nodus.server.store import measurements, objects
 from nodus.server.training import lookups, parameters
-from nodus.server.training.plan import Inputs, Plan, estimate, make_plan
+from nodus.server.training.estimate import estimate
+from nodus.server.training.plan import Inputs, Plan, make_plan
 from nodus.server.training.references import BadReference, HubModel, parse_model
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
         _check_name(conn, draft)
         if plan.compiled is not None:
             draft.status["provenance"] = provenance(plan)
+            if not plan.causes:
+                draft.status["estimate"] = self._estimate(conn, services, draft, spec, plan)
 
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: TrainingJobSpec) -> dict[str, Any]:
         """The Job it would create and what it would take; the same for every name that is generated from one prefix."""
@@ -64,7 +69,13 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
         plan = self._plan(conn, draft, spec)
         if plan.compiled is None:
             return {}
-        return {"compiledJob": plan.compiled.job, "estimate": estimate(plan, encode(spec))}
+        return {"compiledJob": plan.compiled.job, "estimate": self._estimate(conn, services, draft, spec, plan)}
+
+    def _estimate(
+        self, conn: Connection, services: Services, draft: Draft, spec: TrainingJobSpec, plan: Plan
+    ) -> dict[str, Any]:
+        find = functools.partial(measurements.recent, conn)
+        return estimate(plan, encode(spec), terms(conn, services), draft.project or "", find)
 
     def _plan(self, conn: Connection, draft: Draft, spec: TrainingJobSpec) -> Plan:
         return make_plan(

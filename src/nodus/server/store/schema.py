@@ -212,6 +212,24 @@ verdicts = Table(
     Index(None, "trainingjob", "phase", "seq"),
 )
 
+measurements = Table(
+    "measurements",
+    metadata,
+    # No foreign key: what a run took is worth knowing when the run is deleted.
+    Column("trainingjob", String(36), primary_key=True),
+    _org(),
+    Column("runtime", String(512), nullable=False),
+    Column("model", String(512), nullable=False),
+    Column("accelerator", String(64), nullable=False),
+    Column("step_us", BigInteger),
+    Column("step_work", BigInteger, nullable=False),
+    Column("task_us", BigInteger),
+    Column("task_work", BigInteger, nullable=False),
+    Column("startup_us", BigInteger),
+    Column("at_us", BigInteger, nullable=False),
+    Index(None, "org", "runtime", "model", "accelerator", "at_us"),
+)
+
 manifests = Table(
     "manifests",
     metadata,

@@ -304,6 +304,61 @@ def count_training_groups(conn: Connection, trainingjob_uid: str) -> tuple[int, 
     return int(scored), int(differing)
 
 
+class Moment(NamedTuple):
+    """When a report of a trainer was recorded."""
+
+    attempt: str
+    type: str
+    """Stage or Metrics."""
+    stage: str | None
+    """Of a Stage."""
+    validated: bool
+    """Whether a step's metrics have a validation's in them, for which held-out tasks were graded."""
+    at_us: int
+
+
+class Pass(NamedTuple):
+    """One evaluation of held-out tasks by one attempt."""
+
+    attempt: str
+    phase: str
+    """Baseline or Evaluation."""
+    step: int
+    tasks: int
+    ended_us: int
+    """When the last of its verdicts was recorded."""
+
+
+def moments(conn: Connection, trainingjob_uid: str) -> list[Moment]:
+    """Return when stages began and steps ended, in the order of their recording."""
+    query = select(task_events).where(
+        task_events.c.trainingjob == trainingjob_uid, task_events.c.type.in_(("Stage", "Metrics"))
+    )
+    return [
+        Moment(
+            row.attempt,
+            row.type,
+            str(loads(row.body).get("stage")) if row.type == "Stage" else None,
+            '"validationPassRate"' in row.body,
+            row.at_us,
+        )
+        for row in conn.execute(query.order_by(task_events.c.seq))
+    ]
+
+
+def passes(conn: Connection, trainingjob_uid: str) -> list[Pass]:
+    """Return the evaluations of a TrainingJob, in the order in which they ended."""
+    v = verdicts.c
+    ended = func.max(v.at_us)
+    query = (
+        select(v.attempt, v.phase, v.step, func.count(v.task_id.distinct()), ended)
+        .where(v.trainingjob == trainingjob_uid, v.phase.in_(("Baseline", "Evaluation")))
+        .group_by(v.attempt, v.phase, v.step)
+        .order_by(ended)
+    )
+    return [Pass(*row) for row in conn.execute(query)]
+
+
 def newest_report(conn: Connection, trainingjob_uid: str, type_: str) -> dict[str, Any] | None:
     """Return the last report of a type (Stage, Metrics, Diagnostics), or None when there is none yet."""
     query = (

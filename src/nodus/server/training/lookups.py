@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.kinds import ENVIRONMENT, OFFERING, SECRET, TRAINING_RUNTIME
-from nodus.core.sizes import quantity
+from nodus.core.money import parse_usd
+from nodus.core.sizes import exact_quantity, quantity
 from nodus.server.compute.local import images
 from nodus.server.store import objects, versions
 from nodus.server.training import models
@@ -109,11 +110,11 @@ def shapes(conn: Connection) -> list[Shape]:
         found.append(
             Shape(
                 name=offering.name,
-                cpu=float(offering.spec.get("cpu") or 1),
+                cpu=exact_quantity(offering.spec.get("cpu") or 1),
                 memory_bytes=int(quantity(offering.spec.get("memory") or "1Gi")),
                 accelerator=accelerator.get("family"),
                 accelerators=int(offering.spec.get("count") or accelerator.get("count") or 0) if accelerator else 0,
-                price_usd_per_hour=str(offering.spec.get("priceUSDPerHour") or "0"),
+                price=parse_usd(offering.spec.get("priceUSDPerHour") or "0.00"),
             )
         )
     return found

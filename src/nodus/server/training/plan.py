@@ -5,15 +5,12 @@ Admission calls it to refuse or to preview, the controller to create the Job; re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.durations import format_duration, parse_duration
 from nodus.core.errors import Cause
 from nodus.core.kinds import SECRET, VOLUME
-from nodus.core.money import format_usd, parse_usd
 from nodus.core.sizes import quantity
 from nodus.server import accelerators
 from nodus.server.store import objects, volumes
@@ -21,7 +18,7 @@ from nodus.server.training import compile as compiler
 from nodus.server.training import lookups, parameters, rules
 from nodus.server.training.compile import Compiled, EnvironmentPin, ModelPin, RuntimePin
 from nodus.server.training.references import BadReference, HubModel, LibraryModel, parse_model
-from nodus.server.training.resources import START_UP, Chosen, Notice, choose
+from nodus.server.training.resources import Chosen, Notice, choose
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -98,46 +95,6 @@ def make_plan(conn: Connection, inputs: Inputs) -> Plan:
         )
         _add_warnings(plan)
     return plan
-
-
-def estimate(plan: Plan, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """`status.estimate`: steps times seconds per step, plus evaluated tasks, at the offering's price; and notices."""
-    warnings = list(plan.warnings)
-    result: dict[str, Any] = {}
-    if plan.compiled is not None and plan.runtime is not None and plan.chosen is not None:
-        steps = planned_steps(plan.compiled.params, max(1, plan.chosen.gpus))
-        accelerator = plan.chosen.shape.accelerator if plan.chosen.shape else None
-        measured = plan.runtime.spec.get("estimate") or {}
-        per_step = (measured.get("secondsPerStep") or {}).get(accelerator or "CPU")
-        per_task = (measured.get("secondsPerTask") or {}).get(accelerator or "CPU")
-        if steps:
-            result["steps"] = steps
-        if per_step is not None and steps:
-            result["secondsPerStep"] = float(per_step)
-        tasks = _evaluated_tasks(plan.compiled.params)
-        if tasks and per_task is None:
-            warnings.append(
-                Notice("EvaluationNotEstimated", f"the time of {tasks} evaluated tasks is not measured on this machine")
-            )
-        seconds = (float(per_step or 0) * steps) + float(per_task or 0) * tasks
-        result |= _money_and_time(plan.chosen, seconds, spec)
-    result["warnings"] = [notice.to_wire() for notice in warnings]
-    result["blockingReasons"] = [notice.to_wire() for notice in plan.blocking]
-    return result
-
-
-def planned_steps(params: Mapping[str, Any], devices: int) -> int:
-    """Optimizer steps of a run: `steps`, or for -1 the epochs over its tasks in groups; 0 for an evaluation."""
-    if params.get("mode") != "Train":
-        return 0
-    merged = params["parameters"]
-    steps = int(merged.get("steps", -1))
-    if steps >= 0:
-        return steps
-    completions = int(merged.get("batchSize", 1)) * int(merged.get("gradientAccumulation", 1)) * devices
-    prompts = max(1, completions // int(merged.get("numGenerations", 1)))
-    tasks = int((params.get("environment") or {}).get("trainTasks") or 0)
-    return math.ceil(float(merged.get("epochs", 1)) * tasks / prompts)
 
 
 def _resolve_environment(conn: Connection, plan: Plan, inputs: Inputs) -> None:
@@ -326,28 +283,3 @@ def _add_warnings(plan: Plan) -> None:
                 "raise environment.heldOutTasks",
             )
         )
-
-
-def _evaluated_tasks(params: Mapping[str, Any]) -> int:
-    passes = params.get("evaluation") or {}
-    tasks = int((params.get("environment") or {}).get("heldOutTasks") or 0)
-    return tasks * (int(bool(passes.get("baseline"))) + int(bool(passes.get("final"))))
-
-
-def _money_and_time(chosen: Chosen, seconds: float, spec: Mapping[str, Any]) -> dict[str, Any]:
-    expected = spec.get("expectedDuration")
-    if isinstance(expected, str):
-        seconds = parse_duration(expected)
-    nodes = int(parameters.lookup(spec, "resources.nodes") or 1)
-    result: dict[str, Any] = {"topology": {"nodes": nodes, "gpusPerNode": chosen.gpus}}
-    if chosen.shape is not None:
-        result["placementPreview"] = {"offering": chosen.shape.name, "regionClass": "local", "interruptible": False}
-        result["startup"] = {"cold": dict(START_UP), "warm": dict(START_UP)}
-        rate = parse_usd(chosen.shape.price_usd_per_hour)
-        cost = [math.ceil(rate * seconds * factor / 3600) for factor in (1.0, 1.5)]
-        result["rateUSDPerHour"] = format_usd(rate)
-        result["costUSD"] = {"p50": format_usd(cost[0]), "p90": format_usd(cost[1])}
-        result["holdUSD"] = format_usd(cost[1])
-    if seconds:
-        result["duration"] = {"p50": format_duration(seconds), "p90": format_duration(seconds * 1.5)}
-    return result

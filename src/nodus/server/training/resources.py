@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from nodus.core.errors import NodusError
@@ -19,13 +20,14 @@ class Shape:
     """One offering: a machine that a run can get."""
 
     name: str
-    cpu: float
+    cpu: Fraction | int
     """Cores."""
     memory_bytes: int
     accelerator: str | None = None
     """Canonical accelerator family, None for a CPU offering."""
     accelerators: int = 0
-    price_usd_per_hour: str = "0"
+    price: int = 0
+    """Nano-dollars for an hour of the whole machine."""
 
 
 START_UP = {"p50": "1s", "p90": "3s"}
@@ -149,7 +151,7 @@ def _too_large(resources: Mapping[str, Any], shape: Shape) -> tuple[Notice, ...]
 
 
 def _cores(shape: Shape) -> int | float:
-    return int(shape.cpu) if float(shape.cpu).is_integer() else shape.cpu
+    return int(shape.cpu) if shape.cpu == int(shape.cpu) else float(shape.cpu)
 
 
 def _on_gpu(
