@@ -20,7 +20,7 @@ class Subscription:
         self._lock = threading.Lock()
         self._pending: str | None = None
         self._callback: Callable[[], None] | None = None
-        self._listening = False
+        self._connection: socket.socket | None = None
 
     @property
     def pending(self) -> str | None:
@@ -33,7 +33,7 @@ class Subscription:
         with self._lock:
             if callback is not None:
                 self._callback = callback
-            if self._listening or not in_nodus():
+            if self._connection is not None or not in_nodus():
                 return
             connection = connect()
             if connection is None:
@@ -44,8 +44,16 @@ class Subscription:
             except OSError:
                 connection.close()
                 return
-            self._listening = True
+            self._connection = connection
         threading.Thread(target=self._run, args=(connection,), name="nodus-checkpoints", daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no longer: whoever stops the run does not wait for a checkpoint then."""
+        with self._lock:
+            self._pending = None
+            if self._connection is not None:
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
 
     def answer(self, request_id: str | None) -> None:
         """Say that what a request asked for is saved; the pending one when none is named."""
@@ -64,7 +72,7 @@ class Subscription:
                     if message.get("type") == "checkpoint.request":
                         self._asked(str(message.get("requestId")))
         with self._lock:
-            self._listening = False
+            self._connection = None
 
     def _asked(self, request_id: str) -> None:
         with self._lock:

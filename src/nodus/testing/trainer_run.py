@@ -101,9 +101,9 @@ class TrainerRun:
                 text=True,
             )
 
-    def start_warm(self, attempt: str = "att1") -> WarmProcess:
+    def start_warm(self, attempt: str = "att1", **env: str) -> WarmProcess:
         """Start an attempt in a process forked from one that has imported the training stack, seconds sooner."""
-        return WarmProcess(self.environ(attempt), self.directory / f"{attempt}.log")
+        return WarmProcess({**self.environ(attempt), **env}, self.directory / f"{attempt}.log")
 
     def message(self, attempt: str = "att1") -> dict[str, Any]:
         """The message.json that a failed attempt left."""

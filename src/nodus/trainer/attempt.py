@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from nodus.core.digests import digest_of
 from nodus.core.errors import BadRequest, NodusError, Unavailable, from_status
+from nodus.runtime.sending import emit
 
 Phase = Literal["Baseline", "Training", "Evaluation"]
 
@@ -137,6 +138,7 @@ class AttemptClient:
         sys.stdout.write(f"stage {name}\n")
         sys.stdout.flush()
         self.events([{"id": f"stage-{name}", "type": "Stage", "stage": name}])
+        emit({"type": "phase", "name": name})
 
     def _post(self, verb: str, body: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         """POST with retries for as long as the server may be restarting."""

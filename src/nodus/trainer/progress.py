@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from nodus.runtime import progress
+from nodus.runtime.sending import emit
+from nodus.runtime.subscription import Subscription
 from nodus.trainer.attempt import AttemptClient
 from nodus.trainer.grpo_trainer import StepFigures
 
 if TYPE_CHECKING:
     from nodus.trainer.grpo_trainer import GroupTrainer
 
+_REPORTED = ("reward", "loss", "kl", "learningRate", "gradNorm", "entropy", "completionLength", "tokensPerSecond")
+"""Figures that the Job shows too; the TrainingJob has all of them."""
 _HISTORY = 100
 """Log entries kept in a checkpoint's trainer state; the server has them all."""
 
 
 class Progress(TrainerCallback):
     """Sends a Metrics event every step, writes a log line every ``loggingSteps``, asks for checkpoints and validations.
+
+    While it trains, a run that is to be suspended is asked for a checkpoint: it is saved at the next boundary.
 
     Args:
         attempt: Where events go; None in processes that report nothing.
@@ -49,6 +56,8 @@ class Progress(TrainerCallback):
         self._seconds = 0.0
         self._sampled: dict[str, Any] = {}
         self._saved_at = 0
+        self._requests = Subscription()
+        self._answering: str | None = None
         self.last: dict[str, Any] = {}
         """The newest Metrics event."""
 
@@ -57,8 +66,21 @@ class Progress(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count checkpoints from the step the training starts at."""
+        """Count checkpoints from the step the training starts at, and listen for requests."""
         self._saved_at = state.global_step
+        # Of several processes only one would know of a request, and all have to save.
+        if self._attempt is not None and args.world_size == 1:
+            self._requests.listen()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Answer the request that the checkpoint was saved for."""
+        if self._answering is not None:
+            self._requests.answer(self._answering)
+            self._answering = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Listen no longer: the last checkpoint is saved."""
+        self._requests.close()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the step's clock and figures."""
@@ -71,11 +93,12 @@ class Progress(TrainerCallback):
         assert self._trainer is not None
         self._seconds = time.perf_counter() - self._started
         last = state.global_step >= state.max_steps
-        due = state.global_step - self._saved_at >= self._save_steps
+        asked = self._requests.pending
+        due = asked is not None or state.global_step - self._saved_at >= self._save_steps
         # After the last step there is nothing left to sample for, so that checkpoint needs no boundary.
         if last or (due and self._trainer.at_generation_boundary):
             control.should_save = True
-            self._saved_at = state.global_step
+            self._saved_at, self._answering = state.global_step, asked
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Report a step; transformers' closing summary has no loss of a step and is passed over."""
@@ -87,6 +110,8 @@ class Progress(TrainerCallback):
         if self._attempt is None:
             return
         self._attempt.events([event])
+        progress(state.global_step, state.max_steps)
+        emit({"type": "metrics", "step": state.global_step, **{name: event.get(name) for name in _REPORTED}})
         if state.global_step % self._logging_steps == 0 or state.global_step in (1, state.max_steps):
             sys.stdout.write(_line(event) + "\n")
             sys.stdout.flush()

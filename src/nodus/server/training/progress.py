@@ -90,6 +90,23 @@ def status_of(obj: Object, report: Report, *, finished: bool) -> dict[str, Any]:
     return result
 
 
+def of_job(job_progress: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`progress` and `metrics` of a TrainingJob whose trainer reports as any program does, with ``nodus.progress``.
+
+    Args:
+        job_progress: ``status.progress`` of its Job.
+    """
+    given = job_progress or {}
+    said, units = given.get("metrics") or {}, given.get("units") or {}
+    metrics: dict[str, Any] = {name: said[name] for name in _DECIMALS if name in said}
+    if str(said.get("step", "")).isdigit():
+        metrics["step"] = int(said["step"])
+        if isinstance(units.get("total"), int):
+            metrics["totalSteps"] = units["total"]
+    result: dict[str, Any] = {"progress": {"stage": given["stage"]}} if given.get("stage") else {}
+    return result | ({"metrics": metrics} if metrics else {})
+
+
 def metrics_of(event: Mapping[str, Any]) -> dict[str, Any]:
     """`status.metrics` of a Metrics event: counters as numbers, rates as decimal strings."""
     result: dict[str, Any] = {name: event[name] for name in ("step", "totalSteps") if event.get(name) is not None}

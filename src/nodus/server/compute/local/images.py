@@ -63,8 +63,8 @@ class Image:
 MANAGED: dict[str, tuple[str, ...]] = {
     "nodus/base": (),
     "nodus/agent-tools": ("sandboxinit",),
-    "nodus/grpo-lora": ("trainer", "core"),
-    "nodus/evaluate": ("trainer", "core"),
+    "nodus/grpo-lora": ("trainer", "core", "runtime"),
+    "nodus/evaluate": ("trainer", "core", "runtime"),
 }
 """Managed images by repository, with the parts of Nodus whose sources their digest covers."""
 
