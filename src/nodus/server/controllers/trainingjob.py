@@ -281,6 +281,7 @@ def _follow(ctx: Context, job: Object, phase: str) -> dict[str, Any]:
             {"name": output["name"], "sizeBytes": output.get("size", output.get("sizeBytes"))}
             for output in job.status["outputs"]
         ]
+    status |= progress.of_job(job.status.get("progress"))
     if ctx.report is not None:
         status |= progress.status_of(obj, ctx.report, finished=phase in TERMINAL_PHASES)
     return status
