@@ -56,6 +56,8 @@ BUILT_IN: tuple[KindInfo, ...] = (
     KindInfo("APIKey", "apikeys", "v1", False),
     KindInfo("AuditEvent", "auditevents", "v1", False),
     KindInfo("Attempt", "attempts", "v1", True),
+    KindInfo("BillingAccount", "billingaccounts", "v1", False),
+    KindInfo("Budget", "budgets", "v1", False),
     KindInfo("Environment", "environments", "v1", True),
     KindInfo("Event", "events", "v1", False),
     KindInfo("Job", "jobs", "v1", True),
@@ -70,6 +72,8 @@ BUILT_IN: tuple[KindInfo, ...] = (
     KindInfo("ServiceAccount", "serviceaccounts", "v1", True, ("sa",)),
     KindInfo("TrainingJob", "trainingjobs", "v1beta1", True, ("tj",)),
     KindInfo("TrainingRuntime", "trainingruntimes", "v1beta1", True),
+    KindInfo("Transaction", "transactions", "v1", False),
+    KindInfo("UsageRecord", "usagerecords", "v1", False),
     KindInfo("Volume", "volumes", "v1", True),
 )
 

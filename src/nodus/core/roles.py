@@ -21,7 +21,7 @@ SERVICE_ACCOUNT = "ServiceAccount"
 """Stands in a role's place for keys that belong to a ServiceAccount instead of a member."""
 
 ANY = "*"
-MANAGED = frozenset({"organizations", "projects", "members", "serviceaccounts", "budgets"})
+MANAGED = frozenset({"organizations", "projects", "members", "serviceaccounts", "budgets", "billingaccounts"})
 """Kinds that only an Owner or Admin changes."""
 OWN = frozenset({"apikeys", "sshkeys"})
 """Kinds of which every member changes their own."""

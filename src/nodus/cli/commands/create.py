@@ -18,6 +18,7 @@ _BY_NAME = {generator.name: generator for generator in GENERATORS}
 _OWN = {
     "secret": "secret:create",
     "apikey": "apikey:command",
+    "budget": "budget:command",
     "token": "token:command",
     "sshkey": "sshkey:command",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodus.core.errors import NotFound
 from nodus.core.kinds.base import Column, Kind, Model
+from nodus.core.kinds.billing import BILLING_ACCOUNT, BUDGET, TRANSACTION, USAGE_RECORD
 from nodus.core.kinds.environment import ENVIRONMENT
 from nodus.core.kinds.identity import API_KEY, AUDIT_EVENT, MEMBER, SERVICE_ACCOUNT, SSH_KEY
 from nodus.core.kinds.job import ATTEMPT, JOB
@@ -22,6 +23,10 @@ KINDS: dict[str, Kind] = {
         SERVICE_ACCOUNT,
         SSH_KEY,
         AUDIT_EVENT,
+        BUDGET,
+        BILLING_ACCOUNT,
+        USAGE_RECORD,
+        TRANSACTION,
         SECRET,
         VOLUME,
         ENVIRONMENT,
@@ -56,6 +61,8 @@ __all__ = [
     "API_KEY",
     "ATTEMPT",
     "AUDIT_EVENT",
+    "BILLING_ACCOUNT",
+    "BUDGET",
     "ENVIRONMENT",
     "EVENT",
     "JOB",
@@ -71,6 +78,8 @@ __all__ = [
     "SSH_KEY",
     "TRAINING_JOB",
     "TRAINING_RUNTIME",
+    "TRANSACTION",
+    "USAGE_RECORD",
     "VOLUME",
     "Column",
     "Kind",

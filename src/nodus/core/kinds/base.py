@@ -75,6 +75,7 @@ class Kind:
         selectable_fields: Dotted paths that field selectors find through an index.
         subresources: Names below the object, such as ``log`` and ``outputs``.
         actions: What ``nodus request`` may ask of an object, by an annotation.
+        flat: Whether the spec's fields stand at the top of the object, not below ``spec``: lines of a record.
         example: One valid object, whole.
     """
 
@@ -96,6 +97,7 @@ class Kind:
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     selectable_fields: tuple[str, ...] = ("status.phase",)
     actions: tuple[str, ...] = ()
+    flat: bool = False
 
     @property
     def api_version(self) -> str:

@@ -79,6 +79,8 @@ def _root(kind: Kind) -> Mapping[str, Any]:
     head = {"apiVersion": str, "kind": str, "metadata": METADATA}
     if kind.name == "Event":
         return {**head, **EVENT}
+    if kind.flat:
+        return {**head, **dict(_fields_of(kind.spec_model))}
     return {**head, "spec": kind.spec_model, "status": kind.status_model}
 
 

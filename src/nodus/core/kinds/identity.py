@@ -44,11 +44,22 @@ class MemberSpec(Model):
     """Projects the member reaches; all when empty."""
 
 
+class MemberUser(Model):
+    """How a member stands in labels and in the audit trail."""
+
+    id: str | None = None
+    """Value of the label ``nodus.dev/created-by`` of what the member makes."""
+    email: str | None = None
+    """The member's address, where it has one."""
+
+
 class MemberStatus(Model):
     """State of a member."""
 
     phase: Literal["Active"] | None = None
     """Active."""
+    user: MemberUser | None = None
+    """Who it is in labels."""
 
 
 MEMBER = Kind(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from nodus.core.errors import BadRequest, Cause, Conflict
 from nodus.core.ids import name_problem
 from nodus.core.kinds import Kind
 from nodus.core.kinds.decode import MOST_CAUSES
+from nodus.core.labels import is_label_key, label_problem
 from nodus.server.api.http import json_type
 from nodus.server.api.owners import read_references
 from nodus.server.kinds import admission_of
@@ -41,9 +41,6 @@ SERVER_METADATA = (
     "selfLink",
 )
 ANNOTATIONS_LIMIT_BYTES = 256 * 1024
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
-_LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_LABEL_PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 def read_envelope(
@@ -153,31 +150,12 @@ def _labels(value: Any, causes: list[Cause]) -> dict[str, str]:
         causes.append(Cause("metadata.labels", "FieldValueInvalid", f"at most 64 labels fit, these are {len(found)}"))
         return {}
     for key, text in found.items():
-        path = f"metadata.labels.{key}"
-        if not _is_label_key(key):
-            causes.append(
-                Cause(
-                    path,
-                    "FieldValueInvalid",
-                    f"{_short(key)!r} is not a label name; write it like app or example.com/app",
-                )
-            )
-        elif not isinstance(text, str):
-            causes.append(Cause(path, "FieldValueInvalid", f"a string is expected, this is a {json_type(text)}"))
-        elif not _LABEL_VALUE.fullmatch(text):
-            causes.append(
-                Cause(
-                    path,
-                    "FieldValueInvalid",
-                    f"{_short(text)!r} is not a label value; use at most 63 letters, digits, '-', '_' and '.'",
-                )
-            )
+        problem = label_problem(key, text if isinstance(text, str) else "")
+        if problem is None and not isinstance(text, str):
+            problem = f"a string is expected, this is a {json_type(text)}"
+        if problem is not None:
+            causes.append(Cause(f"metadata.labels.{key}", "FieldValueInvalid", problem))
     return {key: text for key, text in found.items() if isinstance(text, str)}
-
-
-def _is_label_key(key: str) -> bool:
-    prefix, slash, name = key.rpartition("/")
-    return bool(_LABEL_NAME.fullmatch(name)) and (not slash or bool(_LABEL_PREFIX.fullmatch(prefix)))
 
 
 def _annotations(value: Any, causes: list[Cause]) -> dict[str, str]:
@@ -187,7 +165,7 @@ def _annotations(value: Any, causes: list[Cause]) -> dict[str, str]:
         if len(causes) > MOST_CAUSES:
             break
         path = f"metadata.annotations.{key}"
-        if not _is_label_key(key):
+        if not is_label_key(key):
             causes.append(Cause(path, "FieldValueInvalid", f"{_short(key)!r} is not an annotation name"))
         if not isinstance(text, str):
             causes.append(Cause(path, "FieldValueInvalid", f"a string is expected, this is a {json_type(text)}"))

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.digests import digest_of
-from nodus.core.kinds import API_KEY, Kind
+from nodus.core.kinds import API_KEY, BUDGET, Kind
 from nodus.server.api.auth import Principal
 from nodus.server.billing.estimates import binding
 from nodus.server.kinds import admission_of
 from nodus.server.kinds.base import Draft
+from nodus.server.kinds.billing import present_budget
 from nodus.server.store import keys
 from nodus.server.store.codec import from_us
 from nodus.server.store.context import now_us
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 def present(conn: Connection, kind: Kind, obj: Object) -> dict[str, Any]:
     """An object's wire form as clients get it."""
     wire = admission_of(kind).render(obj.to_wire())
+    if kind is BUDGET:
+        return present_budget(conn, obj, wire)
     return present_key(conn, obj, wire) if kind is API_KEY else wire
 
 

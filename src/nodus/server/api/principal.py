@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nodus.core import roles
 from nodus.core.errors import Forbidden
-from nodus.core.kinds import API_KEY, AUDIT_EVENT, EVENT, KINDS, MEMBER, PROJECT, SSH_KEY, Kind
+from nodus.core.kinds import API_KEY, AUDIT_EVENT, BUDGET, EVENT, KINDS, MEMBER, PROJECT, SSH_KEY, Kind
 from nodus.core.selectors import Requirement
 
 if TYPE_CHECKING:
@@ -181,6 +181,9 @@ class Principal:
             return self.sees(obj.name)
         if kind is EVENT:
             return self._sees_event(obj.spec.get("involvedObject", {}))
+        if kind is BUDGET:
+            project = (obj.spec.get("scope") or {}).get("project")
+            return self.within([project] if project else [])
         if kind is API_KEY:
             return obj.uid == self.uid or (self._owns(obj) and self._covers_key(obj.spec))
         if kind is SSH_KEY:

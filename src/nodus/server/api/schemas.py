@@ -33,7 +33,7 @@ def kind_schemas(kinds: Iterable[Kind]) -> dict[str, Any]:
         parameters = found["TrainingJobSpec"]["properties"]["parameters"]
         parameters["properties"] = runtime_parameters(read_catalog())
     for kind in listed:
-        for name, schema in ((kind.name, _object(kind)), (f"{kind.name}List", _list(kind))):
+        for name, schema in ((kind.name, _object(kind, found)), (f"{kind.name}List", _list(kind))):
             if name in found:
                 raise AssertionError(f"{name} names a model and a kind")
             found[name] = schema
@@ -122,8 +122,8 @@ def _plain(schema: Any) -> Any:
     return {**choices[0], **rest}
 
 
-def _object(kind: Kind) -> dict[str, Any]:
-    """The schema of one object. An Event's fields stand at the top."""
+def _object(kind: Kind, models: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of one object. The fields of an Event, and of the lines of the books, stand at the top."""
     properties: dict[str, Any] = {
         "apiVersion": {"type": "string", "enum": [kind.api_version], "description": "Version of the API."},
         "kind": {"type": "string", "enum": [kind.name], "description": "Kind of the object."},
@@ -134,6 +134,8 @@ def _object(kind: Kind) -> dict[str, Any]:
     }
     if kind.name == "Event":
         properties |= _EVENT_FIELDS
+    elif kind.flat:
+        properties |= models[kind.spec_model.__name__]["properties"]
     else:
         properties["spec"] = _described(reference(kind.spec_model.__name__), "What is wanted.")
         properties["status"] = _described(

@@ -13,6 +13,7 @@ from nodus.server.kinds.base import Admission, Draft
 def _registry() -> dict[str, Admission[Any]]:
     """Admission by kind name. Kinds without rules of their own get the plain one."""
     from nodus.server.kinds import (
+        billing,
         environment,
         identity,
         job,
@@ -24,7 +25,7 @@ def _registry() -> dict[str, Admission[Any]]:
     )
 
     found: dict[str, Admission[Any]] = {}
-    for module in (organization, identity, storage, environment, trainingruntime, trainingjob, job, sandbox):
+    for module in (organization, identity, billing, storage, environment, trainingruntime, trainingjob, job, sandbox):
         for admission in module.ADMISSIONS:
             found[admission.kind.name] = admission
     for kind in KINDS.values():

@@ -71,6 +71,14 @@ class MemberAdmission(Admission[MemberSpec]):
         if draft.old is not None and draft.old.spec.get("role") == "Owner" and spec.role != "Owner":
             _keep_an_owner(conn, draft.old)
 
+    def render(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Say by which label the member's objects are found."""
+        name, email = (wire.get("metadata") or {}).get("name"), (wire.get("spec") or {}).get("email")
+        if not name:
+            return wire
+        user = {"id": f"usr_{name}", **({"email": email} if email else {})}
+        return {**wire, "status": {**(wire.get("status") or {}), "user": user}}
+
     def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
         """Leave Owners to Owners, and whoever reaches further than the key to other keys."""
         if not actor.within(obj.spec.get("projects", [])):
