@@ -28,7 +28,7 @@ NOTE = "<!-- Generated from the code by docs/generate.py; edits here are lost. -
 QUOTED_ANNOTATION = r": '([^']*)'"
 # Where the errors live that a user's program can meet. All are loaded, so the page does not hang on what ran before.
 ERROR_MODULES = ("nodus.core.errors.reasons", "nodus.client.config", "nodus.client.http", "nodus.recipes.errors")
-PUBLIC_MODULES = ("nodus", "nodus.recipes.rl")
+PUBLIC_MODULES = ("nodus", "nodus.log", "nodus.checkpoint", "nodus.cluster", "nodus.recipes.rl")
 
 
 def pages() -> dict[str, str]:

@@ -13,6 +13,8 @@ from nodus.client.resources import JsonObject
 from nodus.core.sizes import size_text
 
 WIDTH = 16
+SHOWN_METRICS = 8
+"""Metrics of a program that its description names; `get -o yaml` has all of them."""
 
 
 def describe(obj: JsonObject, attempts: Sequence[JsonObject], events: Sequence[JsonObject]) -> Iterator[str]:
@@ -263,6 +265,8 @@ def _run(obj: JsonObject) -> Iterator[str]:
         yield _line("Attempt", f"{attempts['current']}{most}")
     if (status.get("progress") or {}).get("stage"):
         yield _line("Stage", status["progress"]["stage"])
+    if not status.get("indexes"):
+        yield from _reported(status.get("progress") or {})
     metrics = status.get("metrics") or {}
     if metrics.get("step") is not None:
         parts = [f"{metrics['step']} of {metrics.get('totalSteps', '?')}"]
@@ -280,6 +284,18 @@ def _run(obj: JsonObject) -> Iterator[str]:
     if cost.get("totalUSD") is not None:
         limit = f" of at most ${cost['limitUSD']}" if cost.get("limitUSD") else ""
         yield _line("Cost", f"${cost['totalUSD']}{'' if cost.get('final') else ' so far'}{limit}")
+
+
+def _reported(progress: JsonObject) -> Iterator[str]:
+    """What the command says of itself."""
+    units, metrics = progress.get("units") or {}, progress.get("metrics") or {}
+    if units.get("completed") is not None:
+        total = f" of {units['total']}" if units.get("total") is not None else ""
+        yield _line("Progress", f"{units['completed']}{total}")
+    if metrics:
+        shown = [f"{name} {value}" for name, value in list(metrics.items())[:SHOWN_METRICS]]
+        more = f", and {len(metrics) - len(shown)} more" if len(metrics) > len(shown) else ""
+        yield _line("Metrics", ", ".join(shown) + more)
 
 
 def _placement(attempts: Sequence[JsonObject]) -> Iterator[str]:
