@@ -45,18 +45,18 @@ class Sender:
     """One connection a process, made when it is needed."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Have no connection: also after a fork, which may have come while another thread was sending."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._pid = 0
         self._again_at = 0.0
+        self._prefix, self._numbers = f"evt-{secrets.token_hex(5)}", itertools.count(1)
 
     def send(self, event: Mapping[str, Any]) -> None:
         """Send an event over the socket, or print it where there is none."""
         with self._lock:
-            if self._pid != os.getpid():
-                # Also after a fork: the parent's connection and ids are the parent's.
-                self._pid, self._socket, self._again_at = os.getpid(), None, 0.0
-                self._prefix, self._numbers = f"evt-{secrets.token_hex(5)}", itertools.count(1)
             line = encode({"id": f"{self._prefix}-{next(self._numbers)}", **event})
             if self._socket is None and time.monotonic() >= self._again_at:
                 self._socket = connect()
@@ -90,26 +90,36 @@ def connect() -> socket.socket | None:
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """Return an event as one line of JSON; a number that JSON lacks (NaN, infinity) becomes null."""
+    """Return an event as one line of JSON; what JSON lacks (NaN, infinity, a circle) becomes null."""
     try:
         text = json.dumps(event, separators=(",", ":"), default=plain, allow_nan=False)
-    except ValueError:
-        finite = {name: _finite(value) for name, value in event.items()}
-        text = json.dumps(finite, separators=(",", ":"), default=plain)
+    except (TypeError, ValueError, RecursionError):
+        text = json.dumps({name: _taken(value) for name, value in event.items()}, separators=(",", ":"), default=plain)
     return text.encode("utf-8", "replace")
 
 
 def plain(value: Any) -> Any:
     """Return a scalar of another library as a number, anything else as text."""
-    item = getattr(value, "item", None)
-    with contextlib.suppress(Exception):  # whatever a foreign object does, its text is better than no event
+    # Whatever a foreign object does: its text is better than no event, and null than an error.
+    with contextlib.suppress(Exception):
+        item = getattr(value, "item", None)
         if callable(item) and isinstance(number := item(), int | float | bool):
-            return _finite(number)
-    return str(value)
+            return _taken(number)
+    with contextlib.suppress(Exception):
+        return str(value)
+    return None
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _taken(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    try:
+        json.dumps(value, default=plain)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return value
 
 
 _SENDER = Sender()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_SENDER.begin)
