@@ -7,7 +7,7 @@ import re
 NANO = 1_000_000_000
 MAX_NANOS = 9_000_000_000 * NANO
 """The largest amount that is counted; a database's integers end a little above."""
-_AMOUNT = re.compile(r"(\d{1,12})(?:\.(\d{1,9}))?")
+_AMOUNT = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?")
 
 
 def parse_usd(text: object) -> int:

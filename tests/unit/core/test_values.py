@@ -21,7 +21,7 @@ def test_money_round_trips_exactly(nanos: int) -> None:
     assert parse_usd(format_usd(nanos)) == nanos
 
 
-@pytest.mark.parametrize("text", ["", "1,5", "-1", "1.0000000001", "1e3", "nan", ".5", "5.", 5, 5.0, None, " 5"])
+@pytest.mark.parametrize("text", ["", "1,5", "-1", "1.0000000001", "1e3", "nan", ".5", "5.", 5, 5.0, None, " 5", "٥"])
 def test_money_refuses_what_is_no_decimal_string(text: Any) -> None:
     with pytest.raises(ValueError, match="write dollars as a string"):
         parse_usd(text)
