@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
+from nodus.core.clock import parse_rfc3339
+from nodus.core.durations import parse_duration
 from nodus.server import datadir
 from nodus.server.lifecycle import DownOptions, UpOptions, down, up
 from nodus.testing.eventually import eventually
@@ -152,8 +154,8 @@ def create(client: Client, name: str, spec: dict[str, Any]) -> None:
     client.post("/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs", body)
 
 
-def submit(client: Client, name: str, environment: str = "digits") -> None:
-    """Create a TrainingJob; all runs of this file that train have the same configuration."""
+def training(environment: str = "digits") -> dict[str, Any]:
+    """The spec of a TrainingJob; all runs of this file that train have the same configuration."""
     parameters = {
         "steps": STEPS,
         "numGenerations": 4,
@@ -165,14 +167,18 @@ def submit(client: Client, name: str, environment: str = "digits") -> None:
         "evaluationBatchSize": 16,
         "sampling": {"temperature": 1.0},
     }
-    spec = {
+    return {
         "runtime": "nodus/grpo-lora",
         "model": {"uri": "hf://acme/tiny"},
         "environment": {"name": f"{environment}@1.0.0", "trainTasks": 24, "heldOutTasks": 16},
         "parameters": parameters,
         "resources": {"cpu": 1, "memory": "3Gi"},
     }
-    create(client, name, spec)
+
+
+def submit(client: Client, name: str, environment: str = "digits") -> None:
+    """Create a TrainingJob."""
+    create(client, name, training(environment))
 
 
 def verdicts(events: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -237,6 +243,17 @@ def test_undisturbed_run_reports_everything_once(client: Client, calm: Outcome) 
     assert status["summary"]["comparison"]["tasks"] == 16
     assert {output["name"] for output in status["outputs"]} >= {"results.json", "provenance.json", "manifest.json"}
     assert status["provenance"]["modelSource"]["repo"] == "acme/tiny"
+
+
+def test_finished_run_tells_what_the_next_one_takes(client: Client, calm: Outcome) -> None:
+    status = client.run("calm")
+    assert "measured" not in status["estimate"]  # it was the first
+    body = {"kind": "TrainingJob", "metadata": {"generateName": "next-"}, "spec": training()}
+    planned = client.post("/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs?dryRun=All", body)
+    estimate = planned["status"]["estimate"]
+    assert estimate["measured"]["runs"] == 1
+    took = parse_rfc3339(status["completionTime"]) - parse_rfc3339(status["startTime"])
+    assert took.total_seconds() / 2 <= parse_duration(estimate["duration"]["p50"]) <= 2 * took.total_seconds()
 
 
 def test_killed_server_and_killed_trainer_change_nothing(client: Client, calm: Outcome) -> None:

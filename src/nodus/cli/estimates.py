@@ -8,7 +8,7 @@ from nodus.client.resources import JsonObject
 
 
 def estimate_line(obj: JsonObject, *, dry_run: bool) -> str:
-    """Return topology, price range, start time, hold, what blocks and what to know of an object's estimate."""
+    """Return topology, price range, time, hold, what it rests on, what blocks and what to know of an estimate."""
     metadata = obj.get("metadata") or {}
     name = metadata.get("name") or metadata.get("generateName") or ""
     label = f"{str(obj.get('kind')).lower()}/{name}{' (dry run)' if dry_run else ''}"
@@ -18,10 +18,7 @@ def estimate_line(obj: JsonObject, *, dry_run: bool) -> str:
     parts = [label, _topology(estimate.get("topology") or {}), _cost(estimate.get("costUSD") or {})]
     if not estimate.get("blockingReasons"):  # what is blocked starts at no foreseeable time
         parts.append(_start(estimate))
-    if estimate.get("gangHoldUSD"):
-        parts.append(f"gang hold ${estimate['gangHoldUSD']}")
-    elif estimate.get("holdUSD"):
-        parts.append(f"hold ${estimate['holdUSD']}")
+    parts += [_takes(estimate.get("duration") or {}), _hold(estimate), _measured(estimate.get("measured") or {})]
     parts += [f"blocked: {item.get('message') or item.get('code')}" for item in estimate.get("blockingReasons") or []]
     parts += [str(item.get("message") or item.get("code")) for item in estimate.get("warnings") or []]
     return " · ".join(part for part in parts if part)
@@ -49,3 +46,26 @@ def _start(estimate: dict[str, Any]) -> str:
         return ""
     upper = f"–{cold['p90']}" if cold.get("p90") and cold["p90"] != cold["p50"] else ""
     return f"starts in ~{cold['p50']}{upper} (cold)"
+
+
+def _takes(duration: dict[str, Any]) -> str:
+    low, high = duration.get("p50"), duration.get("p90")
+    if low is None:
+        return ""
+    return f"takes ~{low}" if high in (None, low) else f"takes ~{low}–{high}"
+
+
+def _hold(estimate: dict[str, Any]) -> str:
+    """The hold of what costs something; nothing is held for what is free."""
+    for name, words in (("gangHoldUSD", "gang hold"), ("holdUSD", "hold")):
+        amount = estimate.get(name)
+        if amount:
+            return f"{words} ${amount}" if str(amount).strip("0.") else ""
+    return ""
+
+
+def _measured(measured: dict[str, Any]) -> str:
+    runs = measured.get("runs")
+    if not runs:
+        return ""
+    return f"measured here on {str(measured.get('time'))[:10]}, {runs} run{'s' if runs != 1 else ''}"

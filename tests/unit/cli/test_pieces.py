@@ -242,6 +242,20 @@ def test_missing_manifest_is_wrong_usage() -> None:
             {"topology": {"nodes": 1, "gpusPerNode": 0}, "costUSD": {"p50": "0.00", "p90": "0.00"}},
             "job/x (dry run) · 1 node, CPU · est. $0.00",
         ),
+        (
+            {
+                "topology": {"nodes": 1, "gpusPerNode": 0},
+                "costUSD": {"p50": "0.00", "p90": "0.00"},
+                "holdUSD": "0.00",
+                "duration": {"p50": "1m2s", "p90": "1m18s"},
+                "measured": {"time": "2026-11-30T12:00:00Z", "runs": 3},
+            },
+            "job/x (dry run) · 1 node, CPU · est. $0.00 · takes ~1m2s–1m18s · measured here on 2026-11-30, 3 runs",
+        ),
+        (
+            {"duration": {"p50": "5m", "p90": "5m"}, "holdUSD": "0.000000001", "measured": {"time": "2026", "runs": 1}},
+            "job/x (dry run) · takes ~5m · hold $0.000000001 · measured here on 2026, 1 run",
+        ),
     ],
 )
 def test_estimate_in_one_line(estimate: Any, line: str) -> None:
