@@ -87,6 +87,7 @@ def test_they_answer_a_request_for_a_checkpoint(desk: Desk, attempt: AttemptDir,
     program = threading.Thread(target=lambda: said.append(inside(desk, attempt).python(SAVES)))
     program.start()
     ask = eventually(reporting.ask)
+    assert ask is not None
     eventually(lambda: ask.settled)
     program.join()
     assert (ask.state, said) == ("Ready", ["answered False\n"])

@@ -71,6 +71,13 @@ class Sender:
                 self._socket.close()
                 self._socket, self._again_at = None, time.monotonic() + RETRY_S
 
+    def close(self) -> None:
+        """Let go of the connection; the next event makes another."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
+
     def _print(self, line: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.write(f"nodus.event {line.decode()}\n")

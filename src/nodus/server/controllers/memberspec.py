@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.durations import parse_duration
@@ -21,6 +22,8 @@ DEFAULT_CPU = 1.0
 DEFAULT_MEMORY_BYTES = 2 << 30
 OUTPUT_DIR, STATE_DIR = "/nodus/outputs", "/nodus/state"
 GANG_PORT = "29500"
+LEAST_INTERVAL_S = 1.0
+"""Between requests for a checkpoint, whatever a Job asks for."""
 LOG_LIMIT_BYTES = 64 << 20
 """How much of an attempt's output is kept: 50 MB are promised, and the newest chunk always counts as full."""
 _INIT = """(
@@ -215,7 +218,7 @@ def checkpoint_plan(job_spec: Mapping[str, Any], attempt: Mapping[str, Any]) -> 
         return CheckpointPlan()
     policy = (job_spec.get("recovery") or {}).get("checkpoint") or {}
     paths = dict.fromkeys([*(policy.get("paths") or ()), STATE_DIR])
-    interval_s = parse_duration(policy["interval"]) if policy.get("interval") else None
+    interval_s = max(LEAST_INTERVAL_S, parse_duration(policy["interval"])) if policy.get("interval") else None
     return CheckpointPlan(tuple(paths), int((attempt.get("restoreFrom") or {}).get("seq") or 0), interval_s)
 
 
@@ -236,6 +239,12 @@ def output_rules(job_spec: Mapping[str, Any]) -> list[OutputRule]:
         OutputRule("" if output["path"].rstrip("/") == OUTPUT_DIR else output["name"], output["path"])
         for output in declared
     ]
+
+
+def written_outputs(job_spec: Mapping[str, Any], paths: Iterable[str]) -> list[str]:
+    """Return the names of the declared outputs that one of the paths is, or is below."""
+    there = {str(parent) for path in paths for parent in (PurePosixPath(path), *PurePosixPath(path).parents)}
+    return [output["name"] for output in job_spec.get("outputs") or () if str(PurePosixPath(output["path"])) in there]
 
 
 def remaining_s(job: Object, now_s: float, start_s: float | None) -> float | None:

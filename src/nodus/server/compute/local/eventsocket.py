@@ -204,17 +204,17 @@ class EventSocket:
 
     def _drop(self, selector: selectors.BaseSelector, connection: _Connection) -> None:
         selector.unregister(connection.sock)
-        over: Ask | None = None
         with self._lock:
             del self._connections[connection.sock.fileno()]
             connection.sock.close()
             left = {other.pid for other in self._connections.values() if other.subscribed}
             ask = self._ask
-            if ask is not None and ask.state == "Waiting" and connection.subscribed:
-                ask.waiting &= left
-                over = ask if ask.state != "Waiting" else None
-        if over is not None:
-            self._on_answer(over)
+            if ask is None or not ask.waiting or not connection.subscribed:
+                return
+            ask.waiting &= left
+            if ask.waiting:
+                return
+        self._on_answer(ask)
 
 
 def _send(connection: _Connection, line: bytes) -> bool:

@@ -443,7 +443,7 @@ def _text(given: Mapping[str, Any], name: str, limit: int) -> str:
 
 
 def _count(given: Mapping[str, Any], name: str) -> float:
-    value = given.get(name)
+    value: Any = given.get(name)
     if not _is_number(value) or not 0 <= value <= _MAX_COUNT:
         raise Malformed(name)
     # A whole number may come as 3.0.
