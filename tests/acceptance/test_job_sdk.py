@@ -93,6 +93,19 @@ def test_indexes_have_logs_and_outputs_of_their_own(client: Client, tmp_path: Pa
     assert job.outputs.read("n", index=1) == b"1\n"
 
 
+def test_many_outputs_are_listed_whole_and_the_status_stays_small(client: Client) -> None:
+    script = "for n in $(seq 1000 1699); do echo $n > /nodus/outputs/$n; done; mkdir more; echo x > more/last"
+    outputs = {"all": "/nodus/outputs", "more": "/workspace/more", "none": "/workspace/none"}
+    job = nodus.Job.create(command=["sh", "-c", script], outputs=outputs, client=client)
+    status = job.wait(timeout=60).status
+    assert (len(status.outputs), status.outputs_total.files) == (500, 701)
+    assert job.outputs.list() == [*map(str, range(1000, 1700)), "more/last"]
+    assert (job.outputs.read("1699"), job.outputs.read("more/last")) == (b"1699\n", b"x\n")
+    found = client.list("Event", fields={"involvedObject.name": job.name})
+    missing = [event.message for event in found if event.reason == "OutputMissing"]
+    assert missing == ["output 'none' (/workspace/none) was not written"]
+
+
 def test_job_suspends_resumes_times_out_waiting_and_cancels(client: Client) -> None:
     job = nodus.Job.create(command=["sh", "-c", "echo x >> /nodus/state/n; exec sleep 60"], client=client)
     job.suspend()

@@ -320,7 +320,7 @@ def _spec(obj: JsonObject) -> Iterator[str]:
 # What has lines of its own for every kind, or says nothing to a reader.
 _SHOWN = {
     "phase", "reason", "message", "fix", "progress", "metrics", "attempts", "estimate", "checkpoint", "cost", "summary",
-    "diagnostics", "outputs", "provenance", "conditions", "observedGeneration",
+    "diagnostics", "outputs", "outputsTotal", "provenance", "conditions", "observedGeneration",
 }  # fmt: skip
 
 
@@ -354,6 +354,10 @@ def _results(obj: JsonObject) -> Iterator[str]:
             headers = ("INDEX", *headers)
             rows = [(item.get("index"), *row) for item, row in zip(status["outputs"], outputs, strict=True)]
         yield from _section("Outputs", headers, rows)
+        total = (status.get("outputsTotal") or {}).get("files", 0)
+        if total > len(rows):
+            run = f"{obj['kind'].lower()}/{obj['metadata']['name']}"
+            yield f"  and {total - len(rows)} more: nodus cp {run}:outputs/ DIR"
 
 
 def _provenance(obj: JsonObject) -> Iterator[str]:

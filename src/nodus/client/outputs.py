@@ -16,6 +16,7 @@ from nodus.core.errors import NodusError, NotFound
 Names = list[str]
 Paths = list[Path]
 Entries = list[tuple[str, int | None]]
+PAGE_ITEMS = 5000
 
 
 class Outputs:
@@ -45,8 +46,14 @@ class Outputs:
 
     async def entries(self, prefix: str = "", index: int | None = None) -> Entries:
         """Return each output's name with its completion index, None where the run has none."""
-        listed = await self._api.call("GET", self._path)
-        found = [(str(item["name"]), item.get("index")) for item in listed.get("items") or []]
+        found: Entries = []
+        query: dict[str, object] = {"limit": PAGE_ITEMS}
+        while True:
+            listed = await self._api.call("GET", self._path, query=query)
+            found += [(str(item["name"]), item.get("index")) for item in listed.get("items") or []]
+            if not listed.get("continue"):
+                break
+            query = {**query, "after": listed["continue"]}
         return [entry for entry in found if entry[0].startswith(prefix) and index in (None, entry[1])]
 
     @blocking

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodus.core.kinds import ATTEMPT, JOB
+from nodus.server import outputlists
 from nodus.server.compute.base import LogPiece
 from nodus.server.compute.local import logstore
 from nodus.server.services import Services
@@ -282,6 +283,29 @@ async def test_output_of_several_indexes_needs_one(api: Api, services: Services,
     await api.fails(400, "OutputIndexRequired", "GET", f"{JOBS}/j/outputs/x")
     answer = await api.call("GET", f"{JOBS}/j/outputs/x?index=1")
     assert answer.headers["X-Nodus-SHA256"] == files[1]["sha256"]
+
+
+async def test_long_lists_of_outputs_are_whole_and_come_in_pages(
+    api: Api, services: Services, run: Callable[..., list[Object]], put: Callable[..., Object]
+) -> None:
+    digest = services.store.blobs.put_bytes(b"x")
+    found = [{"name": f"f{n}", "path": f"/nodus/outputs/f{n}", "sha256": digest, "size": 1} for n in range(1200)]
+    status, kept = outputlists.status_of(found, [])
+    status["outputsTotal"]["digest"] = services.store.blobs.put_bytes(kept or b"")
+    [attempt] = run(1)
+    services.store.write_sync(objects.update_status, attempt.uid, {"phase": "Succeeded", **status})
+    put("TrainingJob", "j", status={"phase": "Succeeded", "job": "j", "outputs": []})
+    for base in (f"{JOBS}/j", f"{TRAINING_JOBS}/j"):
+        whole = (await api.ok("GET", f"{base}/outputs"))["items"]
+        assert [item["name"] for item in whole] == [item["name"] for item in found]
+        names: list[str] = []
+        page: dict[str, Any] = {"continue": "0"}
+        while "continue" in page:
+            page = await api.ok("GET", f"{base}/outputs?limit=500&after={page['continue']}")
+            names += [item["name"] for item in page["items"]]
+        assert names == [item["name"] for item in found]
+        assert (await api.call("GET", f"{base}/outputs/f1199")).status_code == 302
+    await api.fails(400, "BadRequest", "GET", f"{JOBS}/j/outputs?after=x")
 
 
 async def test_output_whose_file_is_gone_is_not_found(api: Api, put: Callable[..., Object]) -> None:

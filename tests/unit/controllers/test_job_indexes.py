@@ -10,6 +10,7 @@ import pytest
 
 from nodus.core.clock import FakeClock, rfc3339
 from nodus.core.kinds import JOB
+from nodus.server import outputlists
 from nodus.server.controllers import jobslots, jobstatus, memberspec, workingcopies
 from nodus.server.controllers.job import Context, JobController
 from nodus.server.controllers.runtime import ActionResult, Outcome
@@ -215,12 +216,15 @@ def test_names_of_attempts_of_different_jobs_differ(make_object: Make) -> None:
 
 
 def test_outputs_beyond_the_listed_ones_are_cut_from_the_status_only(make_object: Make) -> None:
-    found = {"phase": "Succeeded", "outputs": [{"name": str(n)} for n in range(jobstatus.LISTED_OUTPUTS)]}
+    found = {"phase": "Succeeded", "outputs": [{"name": str(n)} for n in range(outputlists.SHOWN_FILES)]}
     job = make_object("Job", spec={"completions": 2})
     made = jobslots.slots_of(
         job.spec, [make_object("Attempt", spec={"epoch": 1, "slot": slot}, status=found) for slot in (0, 1)]
     )
-    assert len(list(jobstatus.outputs(job, made))) == 2 * jobstatus.LISTED_OUTPUTS
+    told = jobstatus.outputs(job, made)
+    assert (len(told["outputs"]), told["outputs"][-1]["index"]) == (outputlists.SHOWN_FILES, 0)
+    assert told["outputsTotal"] == {"files": 2 * outputlists.SHOWN_FILES}
+    assert [carrier.files for carrier in jobstatus.carriers(job, made)] == 2 * [outputlists.SHOWN_FILES]
 
 
 # What an attempt is given ---------------------------------------------------------------------------------------

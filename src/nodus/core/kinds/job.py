@@ -15,6 +15,7 @@ from nodus.core.kinds.resources import (
     Network,
     OutputFile,
     OutputPath,
+    OutputsTotal,
     Placement,
     Resources,
     RunStatus,
@@ -171,7 +172,9 @@ class JobStatus(RunStatus):
     progress: dict[str, Any] | None = None
     """Stage, units and metrics that the command reported; with completions, how many indexes succeeded."""
     outputs: list[OutputFile] = Field(default_factory=list)
-    """Collected files."""
+    """Collected files; the first some hundred, the ``outputs`` subresource has all."""
+    outputs_total: OutputsTotal | None = None
+    """How many there are, where that is not all."""
     image: dict[str, Any] | None = None
     """Resolved image: reference, digest, user."""
     placement: dict[str, Any] | None = None
@@ -288,7 +291,9 @@ class AttemptStatus(Model):
     timings: dict[str, Any] | None = None
     """Times of its life, RFC 3339."""
     outputs: list[OutputFile] = Field(default_factory=list)
-    """Files collected from it."""
+    """Files collected from it; the first some hundred, the Job's ``outputs`` subresource has all."""
+    outputs_total: OutputsTotal | None = None
+    """How many there are, where that is not all."""
     peak_memory_bytes: int | None = None
     """Highest memory use."""
     progress: dict[str, Any] | None = None

@@ -213,7 +213,7 @@ SUBRESOURCES: tuple[Subresource, ...] = (
             Param("offsetBytes", "Begin there; for the log of an attempt.", "integer"),
         ),
     ),
-    Subresource("outputs", "GET", outputs.outputs, _RUNS, answer=_ITEMS),
+    Subresource("outputs", "GET", outputs.outputs, _RUNS, answer=_ITEMS, query=_PAGE),
     Subresource(
         "outputs/{path:path}", "GET", outputs.output, _RUNS, answer=None, status=302,
         query=(Param("index", "Completion index.", "integer"), Param("rank", "Rank in a gang.", "integer")),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.errors import NodusError
 from nodus.core.kinds import ATTEMPT, JOB, SANDBOX
+from nodus.server import outputlists
 from nodus.server.compute.base import NOTHING_SAID, Collected, MemberSpec, MemberState, Reported
 from nodus.server.controllers import givingup, memberspec, sandboxmember, stopping
 from nodus.server.controllers.runtime import (
@@ -231,8 +232,18 @@ class AttemptController(BaseController):
                 error = failure.message
         await self._backend.finish(uid)
         self._wake_next(uid)
-        outputs = [{"name": f.name, "path": f.path, "sha256": f.sha256, "size": f.size_bytes} for f in found]
-        return ActionResult(action.key, action.name, {"outputs": outputs}, error=error)
+        told = await self._tell(ctx.job, found) if ctx.job is not None else {}
+        return ActionResult(action.key, action.name, told, error=error)
+
+    async def _tell(self, job: Object, found: Sequence[Collected]) -> dict[str, Any]:
+        """Return what the status tells of outputs; a list too long for it is kept as a blob."""
+        items = [{"name": f.name, "path": f.path, "sha256": f.sha256, "size": f.size_bytes} for f in found]
+        told, kept = outputlists.status_of(items, memberspec.written_outputs(job.spec, [f.path for f in found]))
+        if kept is not None:
+            sha256 = await asyncio.to_thread(self._store.blobs.put_bytes, kept)
+            await self._store.write(blobs.index, job.project, sha256, len(kept), outputlists.MEDIA_TYPE)
+            told["outputsTotal"]["digest"] = sha256
+        return told
 
 
 def _owner(conn: Connection, attempt: Object) -> Object | None:
@@ -304,8 +315,7 @@ def _decide_ended(ctx: Context) -> Outcome:
     if result is None or result.name != "collect":
         return Outcome(action=Action("collect", f"{obj.uid}/collect"))
     status = {**_base(ctx), **how_it_ended(member)}
-    if result.value.get("outputs"):
-        status["outputs"] = result.value["outputs"]
+    status |= {name: result.value[name] for name in ("outputs", "outputsTotal") if result.value.get(name)}
     if result.error and status["phase"] == "Succeeded":
         status |= {"phase": "Failed", "reason": "OutputsNotCollected", "message": result.error}
     kind: EventType = "Normal" if status["phase"] in ("Succeeded", "Cancelled") else "Warning"

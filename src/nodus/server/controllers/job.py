@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -479,9 +479,7 @@ def _end(
         status |= {name: last.status[name] for name in _COPIED if name in last.status and phase != "Succeeded"}
         if "exitCode" in last.status:
             status["exitCode"] = last.status["exitCode"]
-    found: Sequence[dict[str, Any]] = list(jobstatus.outputs(ctx.job, ctx.slots))[: jobstatus.LISTED_OUTPUTS]
-    if found:
-        status["outputs"] = list(found)
+    status |= jobstatus.outputs(ctx.job, ctx.slots)
     if reason is not None:
         status["reason"] = reason
     if message is not None:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from nodus.server import outputlists
 from nodus.server.controllers import memberspec
 from nodus.server.controllers.jobslots import Slot, is_indexed, ranges
 from nodus.server.controllers.outcome import EventNote
+from nodus.server.outputlists import Carrier
 
 if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
-LISTED_OUTPUTS = 500
-"""How many outputs stand in the Job's own status; the ``outputs`` subresource has all of them."""
 _KEPT = ("startTime", "estimate", "pinned", "topology")
 
 
@@ -73,24 +73,38 @@ def _counts(job: Object, slots: Sequence[Slot], new: int) -> dict[str, int]:
     return {"current": total, "max": most, "total": total}
 
 
-def outputs(job: Object, slots: Sequence[Slot]) -> Iterator[dict[str, Any]]:
-    """Yield the outputs of a Job: of each index those of its newest attempt, with the index where there are several."""
-    indexed = is_indexed(job.spec)
+def carriers(job: Object, slots: Sequence[Slot]) -> Iterator[Carrier]:
+    """Yield who lists the outputs of a Job: each index's newest attempt, with the index where there are several."""
     for slot in slots:
-        for item in (slot.last.status.get("outputs") or []) if slot.last is not None else []:
-            yield {**item, "index": slot.index} if indexed else item
+        if slot.last is not None:
+            yield Carrier(slot.last.status, slot.index if is_indexed(job.spec) else None)
+
+
+def outputs(job: Object, slots: Sequence[Slot]) -> dict[str, Any]:
+    """Return the fields of a Job's status that tell of its outputs."""
+    found = list(carriers(job, slots))
+    items = (
+        item if carrier.index is None else {**item, "index": carrier.index}
+        for carrier in found
+        for item in carrier.status.get("outputs") or ()
+    )
+    first, files = outputlists.shown(items), sum(carrier.files for carrier in found)
+    if not first:
+        return {}
+    return {"outputs": first, **({"outputsTotal": {"files": files}} if files > len(first) else {})}
 
 
 def missing_outputs(job: Object, slots: Sequence[Slot]) -> Iterator[EventNote]:
     """Yield a warning for each declared output that a Job which succeeded did not write."""
     for declared in job.spec.get("outputs") or []:
         path = PurePosixPath(declared["path"])
-        lacking = [slot.index for slot in slots if not _has(slot, path)]
+        lacking = [slot.index for slot in slots if not _has(slot, declared["name"], path)]
         if path != PurePosixPath(memberspec.OUTPUT_DIR) and lacking:
             which = f" by index {ranges(lacking)}" if is_indexed(job.spec) else ""
             yield EventNote("Warning", "OutputMissing", f"output {declared['name']!r} ({path}) was not written{which}")
 
 
-def _has(slot: Slot, path: PurePosixPath) -> bool:
-    found = slot.last.status.get("outputs") or [] if slot.last is not None else []
-    return any(PurePosixPath(item.get("path") or "/").is_relative_to(path) for item in found)
+def _has(slot: Slot, name: str, path: PurePosixPath) -> bool:
+    status = slot.last.status if slot.last is not None else {}
+    below = (PurePosixPath(item.get("path") or "/").is_relative_to(path) for item in status.get("outputs") or ())
+    return outputlists.wrote(status, name, below)

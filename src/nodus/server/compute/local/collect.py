@@ -18,6 +18,8 @@ from nodus.server.compute.local.attemptdir import AttemptDir
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 30
+MAX_NAMES_BYTES = 8 << 20
+"""Of all names and paths together: the list of outputs is read whole."""
 MAX_DEPTH, MAX_PATH_BYTES = 100, 4096
 """Of directories below an output's path: a command can nest them deeper than any walk goes, and than any path is."""
 
@@ -35,16 +37,23 @@ def collect(attempt: AttemptDir, rules: Sequence[OutputRule], put: PutFile) -> l
     """Store the files that the rules name, by name; a rule that finds nothing gives nothing.
 
     Raises:
-        OutputsTooLarge: When there are more than 10,000 files or 256 GiB, or they are nested too deeply.
+        OutputsTooLarge: When there are more than 10,000 files or 256 GiB, or they are nested too deeply, or their
+            paths take too much.
         OSError: When the blob store can't take them.
     """
     spec = attempt.read_spec() or {}
     found: dict[str, Collected] = {}
-    total = 0
+    total = names = 0
     for rule in rules:
         for name, inside, fd in _files(attempt, spec, rule):
             try:
                 total += os.fstat(fd).st_size
+                names += len(name) + len(inside)
+                if names > MAX_NAMES_BYTES:
+                    raise OutputsTooLarge(
+                        f"the paths of the run's outputs take more than {MAX_NAMES_BYTES >> 20} MiB",
+                        fix="Write fewer files below the output paths, or give them shorter names.",
+                    )
                 if len(found) >= MAX_FILES or total > MAX_BYTES:
                     raise OutputsTooLarge(
                         f"the run left more than {MAX_FILES} files or {MAX_BYTES >> 30} GiB of outputs",
