@@ -123,3 +123,13 @@ def test_suspended_run_saves_a_checkpoint_first_and_finds_it_when_it_is_resumed(
     nodus("wait", "job/saves", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=30s")
     assert nodus("logs", "job/saves") == "restored at the request\n"
     assert status(nodus, "saves")["checkpoint"]["restoredFromSeq"] == 2
+
+
+def test_cancelled_run_does_not_wait_for_the_checkpoint_that_its_suspension_asked_for(nodus: Run) -> None:
+    program = SAVES.replace("nodus.checkpoint.requested()", "False")
+    start(nodus, "stubborn", program)
+    eventually(lambda: "saved 1" in nodus("logs", "job/stubborn"), every_s=0.2)
+    nodus("suspend", "job/stubborn")
+    eventually(lambda: status(nodus, "stubborn").get("reason") == "Suspending", every_s=0.2)
+    nodus("cancel", "job/stubborn")
+    nodus("wait", "job/stubborn", "--for=jsonpath={.status.phase}=Cancelled", "--timeout=30s")
