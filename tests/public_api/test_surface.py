@@ -109,6 +109,7 @@ HANDLES: dict[type[Any], set[str]] = {
     nodus.View: {"name", "project", "uid", "labels", "phase", "to_dict"},
     TrainingJob: {
         "create",
+        "preview",
         "from_example",
         "updates",
         "watch",

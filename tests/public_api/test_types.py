@@ -25,6 +25,7 @@ def main() -> None:
     lines: list[str] = list(client.logs("job", "hello"))
     plan: nodus.Plan = client.plan({"kind": "Job"})
     reasons: list[str] = plan.blocking
+    priced: nodus.Plan = nodus.TrainingJob.preview({"runtime": "nodus/grpo-lora"})
     applied = client.apply({"kind": "Job"})
     outcome: str = applied.outcome
     made: nodus.Job = nodus.Job.create(command=["true"])

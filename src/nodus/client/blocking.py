@@ -132,6 +132,17 @@ class blocking_class(Generic[P]):
         return BlockingCall(MethodType(self.__wrapped__, owner))
 
 
+class blocking_question(Generic[P, R]):
+    """Decorate an ``async def`` of the class that answers something: calling it blocks, ``.aio`` awaits."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
+        self.__wrapped__ = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: object, owner: type) -> BlockingCall[P, R]:
+        return BlockingCall(MethodType(self.__wrapped__, owner))
+
+
 class blocking_iterator(Generic[S, P, T]):
     """Decorate an async generator method: iterating it blocks, ``.aio`` is for ``async for``."""
 

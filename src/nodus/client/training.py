@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nodus.client.blocking import blocking, blocking_class, blocking_iterator
+from nodus.client.blocking import blocking, blocking_class, blocking_iterator, blocking_question
 from nodus.client.client import Client, default_client
 from nodus.client.handles import Run, started
 from nodus.client.http import new_key
@@ -77,21 +77,42 @@ class TrainingJob(Run):
             Conflict: When the plan is blocked, such as by a GPU type that is not there.
         """
         client = client or default_client()
-        metadata: dict[str, Any] = {"name": name} if name else {"generateName": generate_name}
-        if labels:
-            metadata["labels"] = dict(labels)
-        document = {
-            "apiVersion": "nodus.dev/v1beta1",
-            "kind": "TrainingJob",
-            "metadata": metadata,
-            "spec": {key: value for key, value in spec.items() if value is not None},
-        }
+        document = _document(spec, {"name": name} if name else {"generateName": generate_name}, labels)
         plan = await client.plan.aio(document, project=project)
         _refuse_blocked(plan)
         made = await client.resources.create_or_find(
             document, project=project, if_match=plan.etag, idempotency_key=new_key("trainingjob")
         )
         return TrainingJob(started(made), client)
+
+    @blocking_question
+    async def preview(
+        cls: type[TrainingJob],
+        spec: Mapping[str, Any],
+        *,
+        labels: Mapping[str, str] | None = None,
+        project: str | None = None,
+        client: Client | None = None,
+    ) -> Plan:
+        """Return what a run would take, and start nothing.
+
+        Example::
+
+            plan = nodus.TrainingJob.preview({"runtime": "nodus/grpo-lora", "model": {...}, "environment": {...}})
+            print(plan.object.status.estimate.cost_usd, plan.object.status.estimate.duration)
+            print(plan.blocking)  # why it could not start; [] when nothing is in its way
+
+        Args:
+            spec: As in a manifest.
+            labels: Those it would have; Budgets may count it by them.
+            project: Another project than the client's own.
+            client: Another server than the configured one.
+
+        Raises:
+            Invalid: With every mistake of the spec in ``causes``.
+        """
+        client = client or default_client()
+        return await client.plan.aio(_document(spec, {"generateName": "run-"}, labels), project=project)
 
     @blocking_class
     async def from_example(
@@ -274,6 +295,15 @@ def usd(amount: float | str | None) -> str | None:
         raise Invalid(f"max_cost is {amount}; give dollars above zero")
     cents = value.quantize(Decimal("0.01"))
     return str(cents) if cents == value else str(value.quantize(Decimal("0.000001")).normalize())
+
+
+def _document(spec: Mapping[str, Any], metadata: Mapping[str, Any], labels: Mapping[str, str] | None) -> JsonObject:
+    return {
+        "apiVersion": "nodus.dev/v1beta1",
+        "kind": "TrainingJob",
+        "metadata": {**metadata, "labels": dict(labels)} if labels else dict(metadata),
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
 
 
 def _refuse_blocked(plan: Plan) -> None:

@@ -38,6 +38,15 @@ def rich(services: Services) -> None:
     services.store.write_sync(ledger.grant, 1000 * 10**9, "start")
 
 
+def leave(services: Services, amount: int) -> None:
+    """Leave this much of the credits, in nano-dollars: somebody else holds the rest."""
+    available = services.store.read_sync(ledger.balance).available
+    if available > amount:
+        owner = ledger.Owner("Job", "uid", "other", "default")
+        request = ledger.HoldRequest(f"other/{available}", available - amount, owner, "uid")
+        services.store.write_sync(ledger.hold, request)
+
+
 async def plan(api: Api, **spec: Any) -> tuple[dict[str, Any], str]:
     """The estimate and the ETag of a dry run."""
     answer = await api.call("POST", f"{JOBS}?dryRun=All", json=job(**spec))
@@ -86,6 +95,7 @@ async def test_gang_of_one_node_holds_as_a_gang(api: Api, priced: Any, rich: Non
 
 async def test_what_keeps_the_money_away_blocks_with_amounts(api: Api, priced: Any, services: Services) -> None:
     priced(CENT_A_SECOND)
+    leave(services, 0)
     found, _ = await plan(api, maxCostUSD="0.50")
     low, poor = found["blockingReasons"]
     assert (low["code"], poor["code"]) == ("MaxCostTooLow", "InsufficientCredits")
@@ -93,6 +103,24 @@ async def test_what_keeps_the_money_away_blocks_with_amounts(api: Api, priced: A
     assert poor["message"] == "$0.00 of credits is left and $0.90 is needed to start"
     services.store.write_sync(ledger.grant, 10**9, "some")
     assert (await plan(api))[0]["blockingReasons"] == []
+
+
+async def test_budget_that_counts_it_blocks_with_amounts(api: Api, priced: Any, rich: None) -> None:
+    priced(CENT_A_SECOND)
+    for name, spec in {
+        "narrow": {"limitUSD": "0.80", "scope": {"selector": {"matchLabels": {"team": "a"}}}},
+        "told": {"limitUSD": "0.10", "action": "Notify"},
+        "wide": {"limitUSD": "500"},
+    }.items():
+        budget = {"apiVersion": "nodus.dev/v1", "kind": "Budget", "metadata": {"name": name}, "spec": spec}
+        await api.ok("POST", f"{V1}/budgets", json=budget)
+    assert (await plan(api))[0]["blockingReasons"] == []
+    labelled = {**job(), "metadata": {"name": "j1", "labels": {"team": "a"}}}
+    found = await api.ok("POST", f"{JOBS}?dryRun=All", json=labelled)
+    (reason,) = found["status"]["estimate"]["blockingReasons"]
+    assert reason["code"] == "BudgetExceeded"
+    assert reason["message"] == "the Budget 'narrow' has $0.80 of $0.80 left and $0.90 is needed to start"
+    assert reason["fix"] == "raise its spec.limitUSD: nodus edit budget/narrow"
 
 
 async def test_sandbox_costs_an_hour_and_nobody_knows_how_many(api: Api, priced: Any, rich: None) -> None:
@@ -128,8 +156,7 @@ async def test_money_spent_meanwhile_does_not_change_the_plan(
 ) -> None:
     priced(CENT_A_SECOND)
     _, etag = await plan(api)
-    request = ledger.HoldRequest("other", 1000 * 10**9, ledger.Owner("Job", "uid", "other", "default"), "uid")
-    services.store.write_sync(ledger.hold, request)
+    leave(services, 0)
     now, same = await plan(api)
     assert [reason["code"] for reason in now["blockingReasons"]] == ["InsufficientCredits"]
     assert same == etag

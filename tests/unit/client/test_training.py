@@ -234,6 +234,18 @@ def test_example_that_is_not_there_is_named(server: FakeServer, reference: str, 
         nodus.TrainingJob.from_example(reference, client=server.client())
 
 
+def test_preview_tells_what_a_run_would_take_and_starts_none(server: FakeServer) -> None:
+    estimate = {"costUSD": {"p50": "1.00", "p90": "1.50"}, "blockingReasons": [{"code": "NoGPU", "message": "no H100"}]}
+    server.script = lambda asked: Reply(asked.json | {"status": {"estimate": estimate}}, headers={"ETag": '"plan"'})
+    spec = {"runtime": "nodus/grpo-lora", "model": None}
+    plan = nodus.TrainingJob.preview(spec, labels={"team": "a"}, client=server.client())
+    assert (plan.object.status.estimate.cost_usd.p90, plan.blocking, plan.etag) == ("1.50", ["no H100"], '"plan"')
+    (asked,) = server.asked
+    assert asked.path.endswith("/trainingjobs") and asked.query == {"dryRun": "All"}
+    assert asked.json["spec"] == {"runtime": "nodus/grpo-lora"}
+    assert asked.json["metadata"] == {"generateName": "run-", "namespace": "default", "labels": {"team": "a"}}
+
+
 def test_blocked_plan_is_not_started(server: FakeServer) -> None:
     blocked = {"estimate": {"blockingReasons": [{"code": "NoGPU", "message": "no H100 here"}]}}
     server.script = lambda asked: Reply(asked.json | {"status": blocked})

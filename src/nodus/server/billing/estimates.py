@@ -129,7 +129,8 @@ def _lacking(limit: Counted, hold: funding.Wanted) -> Notice:
         message = f"${left} of credits is left and ${least} is needed to start"
         fix = f"add credits: nodus admin grant --amount {format_usd(max(hold.amount - (limit.left or 0), 0))} (or more)"
         return Notice("InsufficientCredits", message, fix)
-    message = f"the Budget {limit.name!r} has ${left} of ${format_usd(limit.cap or 0)} left and ${least} is needed"
+    cap = format_usd(limit.cap or 0)
+    message = f"the Budget {limit.name!r} has ${left} of ${cap} left and ${least} is needed to start"
     return Notice("BudgetExceeded", message, f"raise its spec.limitUSD: nodus edit budget/{limit.name}")
 
 

@@ -44,7 +44,7 @@ class JobAdmission(Admission[JobSpec]):
             jobrules.check_offerings(found, spec, [shape.name for shape in shapes])
             jobrules.raise_found(found)
             if not draft.causes:
-                draft.status = {"phase": "Queued", "estimate": estimate(spec, shapes, terms(conn, services))}
+                draft.status = {"phase": "Queued", "estimate": estimate(spec, shapes, terms(conn, services, draft))}
                 draft.status |= {"pinned": pinned} if pinned else {}
                 draft.status |= {"topology": _topology(spec)} if spec.distributed is not None else {}
             return
@@ -52,7 +52,7 @@ class JobAdmission(Admission[JobSpec]):
 
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: JobSpec) -> dict[str, Any]:
         """Where a run would go, what keeps it from starting, and what it costs."""
-        return {"phase": "Queued", "estimate": estimate(spec, lookups.shapes(conn), terms(conn, services))}
+        return {"phase": "Queued", "estimate": estimate(spec, lookups.shapes(conn), terms(conn, services, draft))}
 
 
 def _check_new(conn: Connection, services: Services, found: jobrules.Findings, spec: JobSpec) -> dict[str, Any]:

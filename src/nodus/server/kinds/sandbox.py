@@ -55,7 +55,7 @@ class SandboxAdmission(Admission[SandboxSpec]):
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: SandboxSpec) -> dict[str, Any]:
         """Where it would run, what keeps it from starting, and what an hour of it costs."""
         asked = JobSpec(command=["true"], resources=spec.resources)
-        expected = estimate(asked, lookups.shapes(conn), terms(conn, services), open_ended=True)
+        expected = estimate(asked, lookups.shapes(conn), terms(conn, services, draft), open_ended=True)
         for reason in expected["blockingReasons"]:
             reason["message"] = reason["message"].replace("the Job would stay Queued", "the Sandbox would stay Pending")
         return {"phase": "Pending", "estimate": expected}

@@ -75,7 +75,7 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
         self, conn: Connection, services: Services, draft: Draft, spec: TrainingJobSpec, plan: Plan
     ) -> dict[str, Any]:
         find = functools.partial(measurements.recent, conn)
-        return estimate(plan, encode(spec), terms(conn, services), draft.project or "", find)
+        return estimate(plan, encode(spec), terms(conn, services, draft), draft.project or "", find)
 
     def _plan(self, conn: Connection, draft: Draft, spec: TrainingJobSpec) -> Plan:
         return make_plan(

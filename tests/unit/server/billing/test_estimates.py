@@ -133,13 +133,13 @@ def test_cap_below_the_estimate_warns_and_below_a_start_blocks() -> None:
 
 def test_credits_and_budgets_block_with_amounts() -> None:
     quote = Quote(6_000_000_000, None)
-    least = amount_of(quote.rate, funding.RESERVE_US + funding.LEAST_US)
+    least = funding.opening(quote.rate).least
     assert list(quote.blocking([credits(least), budget(least)])) == []
     poor, spent = quote.blocking([credits(10_000_000), budget(20_000_000)])
     assert (poor.code, spent.code) == ("InsufficientCredits", "BudgetExceeded")
     assert poor.message == "$0.01 of credits is left and $0.15 is needed to start"
     assert "nodus admin grant --amount 0.99" in poor.fix
-    assert spent.message == "the Budget 'team' has $0.02 of $0.020000005 left and $0.15 is needed"
+    assert spent.message == "the Budget 'team' has $0.02 of $0.020000005 left and $0.15 is needed to start"
 
 
 def test_notify_budgets_block_nothing() -> None:
