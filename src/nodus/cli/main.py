@@ -72,7 +72,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "auth": "Print credentials and permissions.",
         "whoami": "Show whose key is in use, and where.",
         "config": "Show and change the contexts in ~/.nodus/config.",
-        "admin": "Look after a server: bring people in, change its master key.",
+        "admin": "Look after a server: bring people in, back it up, change its master key.",
     },
     "Help": {
         "api-resources": "List the kinds of objects the server has.",

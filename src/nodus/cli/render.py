@@ -11,7 +11,15 @@ _FIXES = {
 }
 # Raised on this machine: no server said so.
 _LOCAL_REASONS = frozenset(
-    {"ServerNotStarted", "AlreadyRunning", "ServerNotStopped", "RotationRefused", "SHA256Mismatch", "JobFailed"}
+    {
+        "ServerNotStarted",
+        "AlreadyRunning",
+        "ServerNotStopped",
+        "RotationRefused",
+        "BackupRefused",
+        "SHA256Mismatch",
+        "JobFailed",
+    }
 )
 
 

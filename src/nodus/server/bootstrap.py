@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 KEY_FILE = "keys.json"
+RESTORING_FILE = "restoring"
+"""Stands in a data directory until a backup is restored into it whole."""
 PROJECTS = ("default", "nodus")
 ADMIN_MEMBER = "admin"
 LOW_DISK_BYTES = 512 * 2**20
@@ -51,6 +53,10 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         StoreError: the database can't be used; one line.
         NodusError: another reason not to start; one line.
     """
+    if (settings.data_dir / RESTORING_FILE).exists():
+        raise catalog.CatalogError(
+            f"the restore into {settings.data_dir} was not finished", fix="Run `nodus admin restore` again."
+        )
     store = Store.open(
         settings.store_url, clock, data_dir=settings.data_dir, org_name=settings.org_name,
         sync=not settings.insecure_no_sync,

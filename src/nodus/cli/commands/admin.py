@@ -16,11 +16,12 @@ from nodus.cli.session import Session, connected
 
 @click.group(name="admin", cls=Group)
 def command() -> None:
-    """Look after a server: bring people in, change its master key, check its ledger.
+    """Look after a server: bring people in, back it up, change its master key, check its ledger.
 
     \b
     Examples:
       nodus admin login-link --member ada
+      nodus admin backup /mnt/backups/nodus
       nodus admin rotate-keys
       nodus admin ledger verify
     """
@@ -71,10 +72,9 @@ def rotate_keys(data_dir: Path | None, drop_old: bool, yes: bool) -> None:
       nodus admin rotate-keys                       # between `nodus down` and `nodus up`
       nodus admin rotate-keys --drop-old            # a month later
     """
-    from nodus.server.lifecycle import UpOptions
     from nodus.server.rotation import drop_old_keys, rotate
 
-    where = data_dir.expanduser().absolute() if data_dir is not None else UpOptions().data_dir
+    where = _data_dir(data_dir)
     if not drop_old:
         done = rotate(where)
         print(f"Master key {done.version} is in use; {done.secrets} versions of secrets are encrypted with it.")
@@ -86,3 +86,72 @@ def rotate_keys(data_dir: Path | None, drop_old: bool, yes: bool) -> None:
 
     ended = drop_old_keys(where, confirm)
     print(f"The master keys of before are gone{f'; {ended} API keys ended with them' if ended else ''}.")
+
+
+@command.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@DATA_DIR
+@click.option("--without-state", is_flag=True, help="Leave out checkpoints, workspaces of sandboxes and logs.")
+def backup(directory: Path, data_dir: Path | None, without_state: bool) -> None:
+    """Copy a server's database, blobs, keys and settings into DIRECTORY, while it runs.
+
+    Run on the server's machine, with its NODUS_SERVER_DATABASE_URL if it has one. The same DIRECTORY again copies new
+    blobs only, and replaces the backup there once all of it is written. It holds the master keys: keep it as safe as
+    the server.
+
+    \b
+    Example:
+      nodus admin backup /mnt/backups/nodus
+    """
+    from nodus.cli.progress import Waiting
+    from nodus.core.sizes import size_text
+    from nodus.server.backup import make
+
+    with Waiting("copying"):
+        made = make(_data_dir(data_dir), directory, state=not without_state)
+    found = made.manifest
+    state = "" if without_state else f", {size_text(made.state_bytes)}B of checkpoints, workspaces and logs"
+    print(
+        f"Backup of {found.made} in {directory}: {found.blobs} blobs of {size_text(found.blob_bytes)}B "
+        f"({made.new_blobs} new){state}."
+    )
+    _tell_damaged(made.damaged, "the server itself")
+
+
+@command.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@DATA_DIR
+def restore(directory: Path, data_dir: Path | None) -> None:
+    """Put the backup in DIRECTORY back into a data directory that is new or empty.
+
+    API keys, Secrets and members are those of the backup. Runs that were under way then go on from their last
+    checkpoint. With NODUS_SERVER_DATABASE_URL, or a nodus.toml that is there already, it goes into an empty PostgreSQL
+    database, wherever it came from.
+
+    \b
+    Example:
+      nodus admin restore /mnt/backups/nodus --data-dir /srv/nodus
+      nodus up --data-dir /srv/nodus --detach
+    """
+    from nodus.cli.progress import Waiting
+    from nodus.server.backup import restore as put_back
+
+    where = _data_dir(data_dir)
+    with Waiting("restoring"):
+        done = put_back(directory, where)
+    print(f"Restored the backup of {done.manifest.made} into {where}; start it with `nodus up --data-dir {where}`.")
+    _tell_damaged(done.damaged, "the backup")
+
+
+def _data_dir(given: Path | None) -> Path:
+    from nodus.server.lifecycle import UpOptions
+
+    return given.expanduser().absolute() if given is not None else UpOptions().data_dir
+
+
+def _tell_damaged(digests: list[str], whose: str) -> None:
+    if not digests:
+        return
+    shown = ", ".join(digests[:5]) + (f" and {len(digests) - 5} more" if len(digests) > 5 else "")
+    print(f"warning: {whose} lacks or has damaged {len(digests)} blobs: {shown}", file=sys.stderr)
+    raise click.exceptions.Exit(1)

@@ -8,6 +8,7 @@ one file with two rows, and who reaches one project alone learns nothing of the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -29,6 +30,7 @@ from nodus.server.store.schema import blobs, objects
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
 _BATCH = 500
+_LOCK = ".lock"
 
 
 class BlobInfo(NamedTuple):
@@ -138,6 +140,21 @@ class BlobStore:
         except FileNotFoundError:
             return False
         return digest.hexdigest() == sha256.removeprefix("sha256:")
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[bool]:
+        """Keep blobs from being removed by other processes until the block ends; False where somebody does already."""
+        self.make_root()
+        handle = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(handle)
 
     def sweep(self) -> None:
         """Remove what uploads left that a killed server never finished; called at start, before there are others."""
