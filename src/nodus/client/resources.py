@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from nodus.client.apply import prepare, three_way_patch
 from nodus.client.http import JSON_PATCH, Api, new_key
 from nodus.client.kinds import KindInfo, Kindly, find_kind, resolve_kind
 from nodus.client.watching import Change, Collection, Watch, list_all
+from nodus.core.batches import batches
 from nodus.core.errors import Expired, NodusError, NodusTimeout, NotFound
 
 JsonObject = dict[str, Any]
@@ -201,7 +202,7 @@ class Resources:
             Invalid: When one of a batch is wrong; the batches before it are made.
         """
         found: JsonObjects = []
-        for batch in _batches(documents):
+        for batch in batches(documents, lambda one: len(json.dumps(one)), most_bytes=BATCH_BYTES, most=BATCH):
             addressed = [await self._addressed(document, project) for document in batch]
             body, path = addressed[0]
             if any(other != path or item.get("kind") != body["kind"] for item, other in addressed):
@@ -351,21 +352,6 @@ class Resources:
         if info.namespaced:
             metadata.setdefault("namespace", project or self.project)
         return dict(document) | {"metadata": metadata}, info.path(metadata.get("namespace"))
-
-
-def _batches(documents: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Cut documents into batches that the server takes."""
-    batch: list[Mapping[str, Any]] = []
-    size = 0
-    for document in documents:
-        length = len(json.dumps(document))
-        if batch and (len(batch) == BATCH or size + length > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(document)
-        size += length
-    if batch:
-        yield batch
 
 
 def _selector(selector: Selector) -> str | None:

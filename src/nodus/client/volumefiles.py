@@ -21,6 +21,7 @@ from typing import Any
 from nodus.client.http import METERED_BYTES, Api, new_key
 from nodus.client.localfiles import LocalFile
 from nodus.client.transport import FilePart, off_loop
+from nodus.core.batches import batches
 from nodus.core.errors import BadRequest, Conflict, NodusError, NotFound
 
 PIECE_BYTES = 64 * 1024 * 1024
@@ -129,7 +130,7 @@ class Upload:
             self._sent = self._api.meter(self._label, total)
         for gone in removed:
             await self._api.call("DELETE", f"{path}/files", query={"path": gone})
-        for batch in _batches(known):
+        for batch in batches(known, _declared_bytes, most_bytes=MOST_DECLARED_BYTES, most=MOST_DECLARED):
             await self._send_batch(path, batch)
         done = await self._api.call("PUT", path, body={"commit": {}})
         return int(done["revision"])
@@ -137,7 +138,10 @@ class Upload:
     async def _send_batch(self, path: str, batch: Sequence[LocalFile]) -> None:
         missing = await self._missing(path, batch)
         arrived: set[str] = set()
-        for bundle in _bundles([file for file in batch if file.place in missing and file.size <= SMALL_BYTES]):
+        small = [file for file in batch if file.place in missing and file.size <= SMALL_BYTES]
+        for bundle in batches(small, lambda file: file.size, most_bytes=BUNDLE_BYTES):
+            if len(bundle) == 1:
+                continue  # sent below, as every other file is
             await self._send_bundle(path, bundle)
             for file in bundle:
                 del missing[file.place]
@@ -217,18 +221,8 @@ def _declared(files: Iterable[LocalFile]) -> list[dict[str, Any]]:
     return [{"path": file.place, "size": file.size, "sha256": file.sha256, "mode": f"{file.mode:o}"} for file in files]
 
 
-def _bundles(files: Iterable[LocalFile]) -> Iterator[list[LocalFile]]:
-    """Group small files into requests; one alone is sent as every other file is."""
-    bundle: list[LocalFile] = []
-    size = 0
-    for file in files:
-        if bundle and size + file.size > BUNDLE_BYTES:
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(file)
-        size += file.size
-    if len(bundle) > 1:
-        yield bundle
+def _declared_bytes(file: LocalFile) -> int:
+    return len(file.place.encode()) + 160
 
 
 def _packed(bundle: Sequence[LocalFile]) -> bytes:
@@ -245,17 +239,3 @@ def _content(file: LocalFile) -> bytes:
 
 def _unnoticed(size: int) -> None:
     """No meter is shown."""
-
-
-def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
-    batch: list[LocalFile] = []
-    size = 0
-    for file in files:
-        row = len(file.place.encode()) + 160
-        if batch and (len(batch) >= MOST_DECLARED or size + row > MOST_DECLARED_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(file)
-        size += row
-    if batch:
-        yield batch

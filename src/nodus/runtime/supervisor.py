@@ -14,13 +14,24 @@ TIMEOUT_S = 600.0
 """Requests are held while the server is away."""
 
 
-def call(method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def call(
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    socket_path: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, Any]:
     """Send a request and return the object that answers it.
 
     Args:
         method: HTTP method.
         path: Such as ``/self``.
         body: A JSON object.
+        headers: Further ones.
+        socket_path: The socket; the one of this run when left out.
+        timeout_s: How long to wait for anything to come.
 
     Raises:
         nodus.errors.NodusError: Outside of a run, or the error that the answer says.
@@ -28,15 +39,16 @@ def call(method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[
     # Late: the errors load more than reporting needs.
     from nodus.core.errors import Unavailable, from_status
 
-    connection = _UnixConnection(os.environ.get("NODUS_RUNTIME_SOCKET") or API_SOCKET)
+    at = socket_path or os.environ.get("NODUS_RUNTIME_SOCKET") or API_SOCKET
+    connection = _UnixConnection(at, timeout_s)
     try:
         data = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, data, {"Content-Type": "application/json"})
+        connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
         reply = connection.getresponse()
         text = reply.read()
     except (OSError, http.client.HTTPException) as error:
         raise Unavailable(
-            f"{method} {path}: the run's socket can't be reached: {error}",
+            f"{method} {path}: the run's socket {at} can't be reached: {error}",
             fix="This works inside of a run of Nodus only, such as one started with `nodus run`.",
         ) from error
     finally:
@@ -53,8 +65,8 @@ def call(method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:

@@ -7,20 +7,20 @@ no torch.
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from nodus.core.batches import batches
 from nodus.core.digests import digest_of
-from nodus.core.errors import BadRequest, NodusError, Unavailable, from_status
+from nodus.core.errors import BadRequest, NodusError
 from nodus.runtime.sending import emit
+from nodus.runtime.supervisor import call
 
 Phase = Literal["Baseline", "Training", "Evaluation"]
 
@@ -121,7 +121,7 @@ class AttemptClient:
             GraderProtocolError: When the verdicts are not those of the completions sent.
         """
         verdicts: list[Verdict] = []
-        for chunk in _chunks(samples):
+        for chunk in batches(samples, _bytes_of, most_bytes=MAX_BODY_BYTES, most=MAX_COMPLETIONS):
             rows = [{"taskId": s.task_id, "sample": s.sample, "completion": s.completion} for s in chunk]
             body = {"phase": phase, "step": step, "completions": rows}
             answer = self._post("gradings", body, key=f"gradings-{digest_of(body)[7:39]}")
@@ -144,38 +144,16 @@ class AttemptClient:
         """POST with retries for as long as the server may be restarting."""
         deadline = time.monotonic() + self._patience_s
         delay_s = 0.1
+        headers = {"Idempotency-Key": f"{self._key}-{key}"}
         while True:
             try:
-                return self._once(f"{self._base}/{verb}", json.dumps(body), key)
-            except (OSError, http.client.HTTPException) as error:
-                failure: NodusError = Unavailable(f"{verb}: the attempt socket {self._socket_path} failed: {error}")
+                path, at = f"{self._base}/{verb}", self._socket_path
+                return call("POST", path, body, headers=headers, socket_path=at, timeout_s=self._timeout_s)
             except NodusError as error:
-                if not error.retryable:
+                if not error.retryable or time.monotonic() + delay_s > deadline:
                     raise
-                failure = error
-            if time.monotonic() + delay_s > deadline:
-                raise failure
-            self._pause(max(delay_s, failure.retry_after_s or 0.0))
+                self._pause(max(delay_s, error.retry_after_s or 0.0))
             delay_s = min(delay_s * 2, 5.0)
-
-    def _once(self, path: str, body: str, key: str) -> dict[str, Any]:
-        connection = _UnixConnection(self._socket_path, self._timeout_s)
-        try:
-            headers = {"Content-Type": "application/json", "Idempotency-Key": f"{self._key}-{key}"}
-            connection.request("POST", path, body=body.encode(), headers=headers)
-            response = connection.getresponse()
-            text = response.read()
-        finally:
-            connection.close()
-        try:
-            answer = json.loads(text) if text.strip() else {}
-        except ValueError:
-            answer = {"message": text[:200].decode(errors="replace")}
-        if not isinstance(answer, dict):
-            answer = {"message": f"the answer is {type(answer).__name__}, not a mapping"}
-        if response.status >= 400:
-            raise from_status(answer, response.status)
-        return answer
 
 
 def parse_tasks(text: str) -> list[Task]:
@@ -225,32 +203,10 @@ def _verdict(row: Any, sample: Sample) -> Verdict:
     return Verdict(sample.task_id, sample.sample, name, VERDICTS[name], value, row.get("reason"))
 
 
-def _chunks(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
-    chunk: list[Sample] = []
-    size_bytes = 0
-    for sample in samples:
-        row_bytes = len(json.dumps(sample.completion)) + len(sample.task_id) + 60
-        if chunk and (len(chunk) == MAX_COMPLETIONS or size_bytes + row_bytes > MAX_BODY_BYTES):
-            yield chunk
-            chunk, size_bytes = [], 0
-        chunk.append(sample)
-        size_bytes += row_bytes
-    if chunk:
-        yield chunk
+def _bytes_of(sample: Sample) -> int:
+    return len(json.dumps(sample.completion)) + len(sample.task_id) + 60
 
 
 def _finite(value: Any) -> Any:
     # JSON has no NaN: a mean over nothing is reported as absent.
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the unix socket in place of a host and port."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

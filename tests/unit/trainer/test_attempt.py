@@ -77,7 +77,7 @@ def test_keys_differ_between_attempts_steps_and_completions(client, server):
 
 def test_server_that_stays_away_is_unavailable_after_the_patience():
     client = AttemptClient(Path("/tmp/no-such.sock"), "default", "job", "att1", patience_s=0)
-    with pytest.raises(Unavailable, match=r"tasks: the attempt socket /tmp/no-such.sock failed"):
+    with pytest.raises(Unavailable, match=r"tasks: the run's socket /tmp/no-such.sock can't be reached"):
         client.tasks()
 
 
