@@ -10,6 +10,7 @@ import click
 
 from nodus.cli.colour import visible
 from nodus.cli.session import Session
+from nodus.cli.starting import Telling
 from nodus.cli.targets import Target, parse_target
 from nodus.client.sandboxfiles import SandboxFiles
 
@@ -40,7 +41,8 @@ def upload(session: Session, source: str, target: Target, path: str) -> None:
             async for name in copied:
                 print(visible(f"{target.kind.singular}/{target.name}:{name}"))
 
-    session.run(copy())
+    with Telling(session, target):
+        session.run(copy())
 
 
 def download(session: Session, source: Target, path: str, target: str) -> None:
@@ -55,7 +57,8 @@ def download(session: Session, source: Target, path: str, target: str) -> None:
             async for name in copied:
                 print(visible(str(name)))  # named by whoever runs code in the sandbox
 
-    session.run(copy())
+    with Telling(session, source):
+        session.run(copy())
 
 
 def _files(session: Session, target: Target, path: str) -> SandboxFiles:

@@ -212,6 +212,64 @@ def _job(obj: JsonObject) -> Iterator[str]:
             yield _line(label, cell_text(value))
 
 
+def _sandbox(obj: JsonObject) -> Iterator[str]:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    image, lifecycle = status.get("image") or {}, spec.get("lifecycle") or {}
+    idle, after = lifecycle.get("idleTimeout"), lifecycle.get("onIdle") or "Stop"
+    activity, since = status.get("activity"), status.get("lastActivityTime")
+    attempt = status.get("attempt") or {}
+    for label, value in (
+        (
+            "Image",
+            " ".join(str(part) for part in (spec.get("image") or image.get("reference"), image.get("digest")) if part),
+        ),
+        ("Command", shlex.join(map(str, [*(spec.get("command") or []), *(spec.get("args") or [])]))),
+        ("Resources", _resources(spec.get("resources"))),
+        ("Working dir", spec.get("workingDir")),
+        ("Environment", ", ".join(str(item.get("name")) for item in spec.get("env") or [])),
+        ("Secrets", ", ".join(_name_of(item) for item in spec.get("secrets") or [])),
+        ("When idle", f"{after} after {idle}" if idle else None),
+        ("Lifetime", lifecycle.get("maxLifetime")),
+        ("Wanted", spec.get("state")),
+        ("Activity", f"{activity}, last at {since}" if activity and since else activity),
+        ("Started", status.get("startTime")),
+        ("Stopped", status.get("stopTime")),
+        ("Stop reason", status.get("stopReason")),
+        ("Exit code", status.get("exitCode")),
+        ("Attempt", f"{attempt['name']}, start {attempt.get('epoch')}" if attempt.get("name") else None),
+        ("Recoveries", status.get("recoveries") or None),
+        ("Processes", f"{status['processCount']} so far" if status.get("processCount") else None),
+    ):
+        if value not in (None, ""):
+            yield _line(label, cell_text(value))
+
+
+def _name_of(reference: Any) -> str:
+    """A Secret by its name, or by its name and version."""
+    if not isinstance(reference, Mapping):
+        return str(reference)
+    return f"{reference.get('name')}@{reference['version']}" if reference.get("version") else str(reference.get("name"))
+
+
+def _process(obj: JsonObject) -> Iterator[str]:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    streams = [word for word, given in (("a terminal", spec.get("tty")), ("input", spec.get("stdin"))) if given]
+    for label, value in (
+        ("Sandbox", spec.get("sandbox")),
+        ("Number", spec.get("number")),
+        ("Command", shlex.join(map(str, spec.get("command") or []))),
+        ("With", " and ".join(streams)),
+        ("Working dir", spec.get("workingDir")),
+        ("Timeout", spec.get("timeout")),
+        ("Wanted", spec.get("state") if spec.get("state") == "Cancelled" else None),
+        ("Started", status.get("startTime")),
+        ("Ended", status.get("completionTime")),
+        ("Exit code", status.get("exitCode")),
+    ):
+        if value not in (None, ""):
+            yield _line(label, cell_text(value))
+
+
 def _source(source: Mapping[str, Any], pinned: Mapping[str, Any]) -> str | None:
     git = source.get("git")
     if git:
@@ -240,6 +298,8 @@ _OF_KIND: dict[str, Callable[[JsonObject], Iterator[str]]] = {
     "Volume": _volume,
     "Secret": _secret,
     "Job": _job,
+    "Sandbox": _sandbox,
+    "Process": _process,
 }
 # Their lines come from what they run and what has become of it.
 _BY_STATUS = ("TrainingJob",)

@@ -75,3 +75,50 @@ def test_training_job() -> None:
 def test_kinds_without_lines_of_their_own_show_their_spec() -> None:
     said = lines_of({"kind": "Budget", "metadata": {"name": "b"}, "spec": {"limitUSD": "5", "period": {"days": 30}}})
     assert said[-4:] == ["Spec:", "limitUSD: '5'", "period:", "days: 30"]
+
+
+def test_sandbox() -> None:
+    sandbox = {
+        "kind": "Sandbox",
+        "metadata": {"name": "dev", "namespace": "default"},
+        "spec": {
+            "image": "nodus/agent-tools", "resources": {"cpu": "1", "memory": "1Gi"}, "state": "Running",
+            "lifecycle": {"idleTimeout": "10m", "maxLifetime": "2h"}, "secrets": ["hub", {"name": "s", "version": 2}],
+            "env": [{"name": "LEVEL", "value": "high"}], "maxCostUSD": "5.00",
+        },
+        "status": {
+            "phase": "Stopped", "reason": "Idle", "stopReason": "Idle", "activity": "Idle", "processCount": 3,
+            "startTime": "2026-01-01T00:00:00Z", "stopTime": "2026-01-01T00:10:00Z", "recoveries": 0,
+            "attempt": {"name": "sb-dev-ab12-1", "epoch": 1, "node": "n"}, "cost": {"totalUSD": "0.10"},
+            "image": {"reference": "nodus/agent-tools", "digest": "sha256:d", "user": "10001"},
+        },
+    }  # fmt: skip
+    said = lines_of(sandbox)
+    for line in (
+        "Phase: Stopped (Idle)", "Image: nodus/agent-tools sha256:d", "Resources: cpu 1, memory 1Gi",
+        "When idle: Stop after 10m", "Lifetime: 2h", "Secrets: hub, s@2", "Environment: LEVEL", "Activity: Idle",
+        "Started: 2026-01-01T00:00:00Z", "Stopped: 2026-01-01T00:10:00Z", "Stop reason: Idle",
+        "Attempt: sb-dev-ab12-1, start 1", "Processes: 3 so far", "Cost: $0.10 so far",
+    ):  # fmt: skip
+        assert line in said, line
+    assert not {"Spec:", "Status:"} & set(said)
+    assert "high" not in "\n".join(said)
+
+
+def test_process() -> None:
+    process = {
+        "kind": "Process",
+        "metadata": {"name": "sb-dev-3", "namespace": "default"},
+        "spec": {"command": ["sh", "-c", "exit 3"], "tty": True, "stdin": True, "sandbox": "dev", "number": 3},
+        "status": {
+            "phase": "Failed", "reason": "NonZeroExitCode", "exitCode": 3, "startTime": "2026-01-01T00:00:00Z",
+            "completionTime": "2026-01-01T00:00:01Z",
+        },
+    }  # fmt: skip
+    said = lines_of(process)
+    for line in (
+        "Phase: Failed (NonZeroExitCode)", "Sandbox: dev", "Number: 3", "Command: sh -c 'exit 3'",
+        "With: a terminal and input", "Ended: 2026-01-01T00:00:01Z", "Exit code: 3",
+    ):  # fmt: skip
+        assert line in said, line
+    assert not {"Spec:", "Status:"} & set(said)

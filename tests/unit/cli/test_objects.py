@@ -403,22 +403,50 @@ def test_exec_leaves_the_commands_flags_to_it(
     assert (document["spec"]["command"], document["spec"].get("workingDir")) == (command, workdir)
 
 
-def test_exec_says_what_its_sandbox_waits_for(run: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodus.cli.commands.exec.PATIENCE_S", 0.01)
+@pytest.mark.parametrize(
+    ("words", "method"),
+    [
+        (["exec", "sb/dev", "--", "true"], "POST"),
+        (["cp", "file", "sb/dev:/workspace/file"], "PUT"),
+        (["cp", "sb/dev:/workspace/file", "file"], "files"),
+    ],
+)
+def test_who_needs_a_sandbox_says_what_it_waits_for(
+    run: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch, words: list[str], method: str
+) -> None:
+    monkeypatch.setattr("nodus.cli.starting.PATIENCE_S", 0.01)
+    Path("file").write_text("x")
     looked = threading.Event()
 
     def script(asked: Asked) -> Reply:
-        if asked.method == "POST":
+        if asked.method == method or asked.path.endswith(method):
             assert looked.wait(10)
             return status("SandboxFailed", 409, "it broke")
-        if sum(one.method == "GET" for one in server.asked) > 2:
+        if sum(one.path.endswith("/dev") for one in server.asked) > 2:
             looked.set()
         return Reply({"status": {"phase": "Pending", "message": "waiting for 1 CPU"}})
 
     server.script = script
-    code, _, err = run("exec", "sb/dev", "--", "true")
+    code, _, err = run(*words)
     assert code == 1
     assert err.count("sandbox/dev is Pending: waiting for 1 CPU; waiting for it\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("-o", "name"), ("--limit", "3")])
+def test_processes_are_shown_in_the_order_in_which_they_began(
+    run: Run, server: FakeServer, words: tuple[str, ...]
+) -> None:
+    begun = {"sb-dev-10": 5, "sb-dev-2": 5, "sb-dev-1": 3, "sb-old-7": 1}
+    items = [
+        {"metadata": {"name": name, "namespace": "default", "creationTimestamp": f"2026-01-01T00:00:0{second}Z"}}
+        for name, second in begun.items()
+    ]
+    rows = [{"cells": [item["metadata"]["name"]], "object": item} for item in items]
+    table = {"columnDefinitions": [{"name": "Name"}], "rows": rows}
+    server.script = lambda asked: Reply(table if "Table" in asked.headers["accept"] else {"items": items})
+    shown = [word.removeprefix("process.nodus.dev/") for word in run("get", "processes", *words)[1].split()]
+    wanted = ["sb-old-7", "sb-dev-1", "sb-dev-2", "sb-dev-10"]
+    assert [word for word in shown if word != "NAME"] == (wanted[1:] if "--limit" in words else wanted)
 
 
 @pytest.mark.parametrize(("scope", "answer"), [("sandboxes:write", "yes\n"), ("processes:write", "no\n")])

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-import threading
 from contextlib import aclosing
 
 import click
 
-from nodus.cli.colour import visible
 from nodus.cli.session import Session, connected
+from nodus.cli.starting import Telling
 from nodus.cli.targets import Target, parse_target
 from nodus.client.http import new_key
 from nodus.client.resources import JsonObject
 from nodus.core.errors import NodusError
 
 EXIT_TIMEOUT = 124
-PATIENCE_S = 2.0
-"""How long a sandbox may take to start before a word is said about it."""
 
 
 class _Command(click.Command):
@@ -98,38 +95,9 @@ async def start(session: Session, target: Target, spec: JsonObject) -> JsonObjec
     path = target.kind.path(target.project or session.project, target.name, "processes")
     document = {"apiVersion": "nodus.dev/v1", "kind": "Process", "spec": spec}
     key = new_key("processes").replace("sdk:", "nodus-", 1)
-    with _Telling(session, target):
+    with Telling(session, target):
         made: JsonObject = await session.api.call("POST", path, body=document, idempotency_key=key, timeout_s=120.0)
     return made
-
-
-class _Telling:
-    """A context manager around a start: says what the sandbox waits for, when it isn't running soon."""
-
-    def __init__(self, session: Session, target: Target) -> None:
-        self._session, self._target = session, target
-        self._over = threading.Event()
-
-    def __enter__(self) -> None:
-        # A daemon: an interrupted command does not wait for it.
-        threading.Thread(target=self._tell, daemon=True).start()
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-
-    def _tell(self) -> None:
-        told = ""
-        while not self._over.wait(PATIENCE_S):
-            try:
-                found = self._session.get(self._target.kind, str(self._target.name), project=self._target.project)
-                status = self._session.run(found).get("status") or {}
-            except NodusError:
-                continue  # the start itself says what is wrong
-            parts = [f"sandbox/{self._target.name} is {status.get('phase') or 'Pending'}", status.get("message")]
-            text = ": ".join(str(part) for part in parts if part)
-            if status.get("phase") != "Running" and text != told and not self._over.is_set():
-                told = text
-                print(visible(f"{text}; waiting for it"), file=sys.stderr, flush=True)
 
 
 def attend(session: Session, process: JsonObject, *, stdin: bool, tty: bool) -> int:
