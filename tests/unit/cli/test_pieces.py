@@ -124,7 +124,7 @@ def test_describe_says_what_a_runtime_takes() -> None:
         ("Job", {"command": ["sh", "-c", "echo hi"]}, {}, "Command:        sh -c 'echo hi'"),
         ("Environment", {"version": "2.0.0"}, {}, "Reference:      nodus/x@2.0.0"),
         ("APIKey", {"member": "ada"}, {"phase": "Active", "prefix": "nodus_ab"}, "  prefix: nodus_ab"),
-        ("Process", {"number": 1}, {"phase": "Failed", "exitCode": 3}, "  exitCode: 3"),
+        ("Process", {"number": 1}, {"phase": "Failed", "exitCode": 3}, "Exit code:      3"),
         ("Job", {}, {"outputs": [{"name": "a", "index": 2, "sizeBytes": 5}]}, "  2       a      5"),
         ("Job", {}, {"phase": "Cancelled", "reason": "Cancelled"}, "Phase:          Cancelled"),
     ],
