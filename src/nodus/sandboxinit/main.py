@@ -52,6 +52,8 @@ class Init:
         self._command = command
         self._ids: dict[int, str] = {}
         self._pids: dict[str, int] = {}
+        self._files: set[int] = set()
+        """Processes that read or write files for the server."""
         self._ending = False
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
@@ -90,11 +92,15 @@ class Init:
         """Collect what ended; return the exit code when that is the end of the Sandbox."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return 128 + signal.SIGTERM if self._ending else None
             if pid == 0:
                 return None
+            if os.WIFSTOPPED(status):
+                self._stopped(pid)
+                continue
+            self._files.discard(pid)
             name = self._ids.pop(pid, None)
             if name is None:
                 continue  # An orphan of a process, which became ours.
@@ -104,6 +110,12 @@ class Init:
             if name == MAIN:
                 return code
             self._send({"event": "exited", "id": name, "code": code})
+
+    def _stopped(self, pid: int) -> None:
+        """End a process of ours that the Sandbox's user froze: it would keep the Sandbox busy for ever."""
+        if pid in self._files:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _receive(self) -> bool:
         """Do what one message asks for; False when the supervisor is gone."""
@@ -127,7 +139,9 @@ class Init:
                 self._signal(name, int(message["signal"]))
             case "file":
                 try:
-                    self._add(name, files.fork(message, fds[0], fds[1]))
+                    pid = files.fork(message, fds[0], fds[1])
+                    self._files.add(pid)
+                    self._add(name, pid)
                 except OSError as error:  # The sandbox is out of processes.
                     files.refuse(fds[1], error)
                     self._send({"event": "exited", "id": name, "code": 1})

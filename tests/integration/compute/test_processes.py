@@ -452,7 +452,7 @@ async def test_what_is_no_file_is_refused_without_waiting(own: Box) -> None:
     await own.processes.delete_file(own.key, "/workspace/pipe")
     with pytest.raises(NotFound):
         await own.processes.delete_file(own.key, "/workspace/pipe")
-    assert await own.names("/workspace") == []
+    assert "f" not in os.listdir(own.workspace)
 
 
 async def test_files_of_proc_are_read_though_they_have_no_size(box: Box) -> None:
@@ -477,3 +477,37 @@ async def test_activity_says_whether_anything_runs(own: Box) -> None:
 def _busy(box: Box) -> bool | None:
     seen = box.processes.read_activity(box.key)
     return None if seen is None else seen.busy
+
+
+FREEZE = """
+import glob, os, signal, time
+def helpers():
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        pid, _, rest = open(path).read().partition(" (")
+        if rest.rpartition(")")[2].split()[1] == "1" and int(pid) != os.getpid():
+            yield int(pid)
+while not (found := [pid for pid in helpers()]):
+    time.sleep(0.01)
+for pid in found:
+    os.kill(pid, signal.SIGSTOP)
+print(len(found))
+"""
+
+
+async def test_a_process_for_files_that_is_frozen_from_inside_keeps_nothing_busy(own: Box) -> None:
+    begun = asyncio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"x"
+        begun.set()
+        await asyncio.sleep(60)
+
+    putting = asyncio.create_task(own.processes.put_file(own.key, "/workspace/f", content(), limit_bytes=MIB))
+    await asyncio.wait_for(begun.wait(), 20)
+    state, pieces = await own.end(await own.exec("python3", "-c", FREEZE))
+    assert (state.exit_code, text(pieces)) == (0, "1\n")
+    assert await asyncio.to_thread(eventually, lambda: _busy(own) is False)
+    putting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, NodusError):
+        await putting
+    assert await own.names("/workspace") == []
