@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from nodus.client.resources import JsonObject
+
+WAITING = (None, "Pending", "Queued")
+"""Phases of what may still be in want of something."""
 
 
 def estimate_line(obj: JsonObject, *, dry_run: bool) -> str:
@@ -19,8 +23,10 @@ def estimate_line(obj: JsonObject, *, dry_run: bool) -> str:
     if not estimate.get("blockingReasons"):  # what is blocked starts at no foreseeable time
         parts.append(_start(estimate))
     parts += [_takes(estimate.get("duration") or {}), _hold(estimate), _measured(estimate.get("measured") or {})]
-    parts += [f"blocked: {item.get('message') or item.get('code')}" for item in estimate.get("blockingReasons") or []]
-    parts += [str(item.get("message") or item.get("code")) for item in estimate.get("warnings") or []]
+    if dry_run or obj["status"].get("phase") in WAITING:  # later nothing is in its way any more
+        blocking, warnings = (estimate.get(part) or [] for part in ("blockingReasons", "warnings"))
+        parts += [f"blocked: {item.get('message') or item.get('code')}" for item in blocking]
+        parts += [str(item.get("message") or item.get("code")) for item in warnings]
     return " · ".join(part for part in parts if part)
 
 
@@ -37,7 +43,20 @@ def _cost(cost: dict[str, Any]) -> str:
     low, high = cost.get("p50"), cost.get("p90")
     if low is None:
         return ""
-    return f"est. ${low}" if high in (None, low) else f"est. ${low}–{high}"
+    shown, upper = _rounded(low), _rounded(high) if high is not None else None
+    return f"est. ${shown}" if upper in (None, shown) else f"est. ${shown}–{upper}"
+
+
+def _rounded(amount: str) -> str:
+    """An amount to the cent, or to two digits where it is less: an estimate is no more exact than that."""
+    try:
+        value = Decimal(amount)
+        if not value or value >= Decimal("0.1"):
+            return str(value.quantize(Decimal("0.01")))
+    except InvalidOperation:
+        return amount
+    whole, _, digits = f"{value:.{min(9, 1 - value.adjusted())}f}".partition(".")
+    return f"{whole}.{digits.rstrip('0'):0<2}"
 
 
 def _start(estimate: dict[str, Any]) -> str:
@@ -60,7 +79,7 @@ def _hold(estimate: dict[str, Any]) -> str:
     for name, words in (("gangHoldUSD", "gang hold"), ("holdUSD", "hold")):
         amount = estimate.get(name)
         if amount:
-            return f"{words} ${amount}" if str(amount).strip("0.") else ""
+            return f"{words} ${_rounded(amount)}" if str(amount).strip("0.") else ""
     return ""
 
 

@@ -134,6 +134,8 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
             {"resources": {"cpu": 0, "memory": "0Gi"}},
             {"spec.resources.cpu": "amount", "spec.resources.memory": "amount"},
         ),
+        ({"expectedDuration": "99999999h"}, {"spec.expectedDuration": "is not between 0 and a year"}),
+        ({"expectedDuration": "0s"}, {"spec.expectedDuration": "is not between 0 and a year"}),
         ({"maxCostUSD": 5}, {"spec.maxCostUSD": "as a string, like"}),
         ({"maxCostUSD": "5 dollars"}, {"spec.maxCostUSD": "is not an amount"}),
         ({"mode": "Evaluate", "task": "SFT"}, {"spec.task": "does GRPO, not SFT"}),

@@ -256,6 +256,11 @@ def test_missing_manifest_is_wrong_usage() -> None:
             {"duration": {"p50": "5m", "p90": "5m"}, "holdUSD": "0.000000001", "measured": {"time": "2026", "runs": 1}},
             "job/x (dry run) · takes ~5m · hold $0.000000001 · measured here on 2026, 1 run",
         ),
+        (
+            {"costUSD": {"p50": "0.311111112", "p90": "12.005"}, "holdUSD": "0.005185186"},
+            "job/x (dry run) · est. $0.31–12.00 · hold $0.0052",
+        ),
+        ({"costUSD": {"p50": "0.10", "p90": "0.1049"}, "holdUSD": "0.05"}, "job/x (dry run) · est. $0.10 · hold $0.05"),
     ],
 )
 def test_estimate_in_one_line(estimate: Any, line: str) -> None:

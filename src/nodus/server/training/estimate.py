@@ -115,13 +115,14 @@ def planned_steps(params: Mapping[str, Any], devices: int) -> int:
     if params.get("mode") != "Train":
         return 0
     merged = params["parameters"]
-    steps = int(merged.get("steps", -1))
-    if steps >= 0:
+    steps = merged.get("steps", -1)
+    if isinstance(steps, int) and steps >= 0:
         return steps
-    completions = int(merged.get("batchSize", 1)) * int(merged.get("gradientAccumulation", 1)) * devices
-    prompts = max(1, completions // int(merged.get("numGenerations", 1)))
+    completions = measuring.work(merged, ("batchSize", "gradientAccumulation")) * devices
+    prompts = max(1, completions // measuring.work(merged, ("numGenerations",)))
     tasks = int((params.get("environment") or {}).get("trainTasks") or 0)
-    return math.ceil(float(merged.get("epochs", 1)) * tasks / prompts)
+    epochs = merged.get("epochs", 1)
+    return math.ceil(float(epochs) * tasks / prompts) if isinstance(epochs, int | float) else 0
 
 
 def _load(params: Mapping[str, Any], devices: int) -> Load:
@@ -131,7 +132,7 @@ def _load(params: Mapping[str, Any], devices: int) -> Load:
     tasks = int((params.get("environment") or {}).get("heldOutTasks") or 0)
     times = int(bool(passes.get("baseline"))) + int(bool(passes.get("final")))
     every = params["parameters"].get("evalSteps")
-    if steps and isinstance(every, int):
+    if steps and isinstance(every, int) and every > 0:
         times += (steps - 1) // every
     return Load(steps, tasks * times, params["parameters"])
 
@@ -142,7 +143,7 @@ def _slowest(plan: Plan, load: Load, project: str, find: Find) -> Figures:
     runtime = plan.runtime
     model = measuring.model_key(project, plan.model.repo, plan.model.volume) if plan.model else ""
     found = []
-    for accelerator in _allowed(plan.chosen):
+    for accelerator in _allowed(plan.chosen, runtime):
         key = Key(measuring.runtime_key(project, runtime.name), model, accelerator)
         declared = _declared(runtime, accelerator, load)
         found.append(_measured(declared, find(key), load))
@@ -150,15 +151,21 @@ def _slowest(plan: Plan, load: Load, project: str, find: Find) -> Figures:
     return max(known, key=lambda figures: figures.total(load) or 0, default=found[0])
 
 
-def _allowed(chosen: Chosen) -> list[str]:
-    """The accelerators that a run may get: those here, or where none of them is, all that would do."""
+def _allowed(chosen: Chosen, runtime: RuntimePin) -> list[str]:
+    """The accelerators that a run may get: the one here, or where there is none, all that would do; at least one."""
     if not chosen.gpus:
         return [CPU]
+    if chosen.shape is not None and chosen.shape.accelerator:
+        return [chosen.shape.accelerator]
+    known = (runtime.spec.get("estimate") or {}).get("secondsPerStep") or {}
+    return _wanted(chosen) or [family for family in known if family != CPU] or ["GPU"]
+
+
+def _wanted(chosen: Chosen) -> list[str]:
+    """The families that a run names; none where any would do."""
     gpu = chosen.resources.get("gpu")
     types = gpu.get("type") if isinstance(gpu, Mapping) else None
-    wanted = list(dict.fromkeys(accelerators.family_of(str(kind)) for kind in types or ()))
-    here = chosen.shape.accelerator if chosen.shape is not None else None
-    return [here] if here else wanted or [CPU]
+    return list(dict.fromkeys(accelerators.family_of(str(kind)) for kind in types or ()))
 
 
 def _declared(runtime: RuntimePin, accelerator: str, load: Load) -> Figures:
@@ -226,7 +233,7 @@ def _rate(chosen: Chosen, terms: Terms) -> int:
     cpu = chosen.resources.get("cpu") or 1
     if chosen.shape is not None:
         return rate_for(chosen.shape, cpu, chosen.gpus)
-    return rate_by_book(terms.prices, _allowed(chosen) if chosen.gpus else (), cpu, chosen.gpus)
+    return rate_by_book(terms.prices, _wanted(chosen), cpu, chosen.gpus)
 
 
 def _work_to_wire(load: Load, figures: Figures) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def make_plan(conn: Connection, inputs: Inputs) -> Plan:
     _resolve_model(conn, plan, inputs)
     _check_unsupported(plan, spec)
     plan.causes.extend(rules.evaluation_causes(spec))
+    plan.causes.extend(rules.duration_causes(spec))
     if plan.runtime is not None:
         _check_against_runtime(conn, plan, inputs, plan.runtime)
     if not plan.causes and plan.runtime is not None and plan.chosen is not None:

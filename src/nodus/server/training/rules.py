@@ -9,8 +9,18 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nodus.core.durations import parse_duration
 from nodus.core.errors import Cause
 from nodus.server.training.parameters import PARAMETERS_PATH, lookup
+
+LONGEST_S = 366 * 24 * 3600.0
+
+
+def duration_causes(spec: Mapping[str, Any]) -> Iterator[Cause]:
+    """Bounds on `expectedDuration`, which the cost is reckoned from."""
+    text = spec.get("expectedDuration")
+    if isinstance(text, str) and not 0 < parse_duration(text) <= LONGEST_S:
+        yield Cause("spec.expectedDuration", "FieldValueInvalid", f"{text[:40]!r} is not between 0 and a year")
 
 
 def batch_causes(parameters: Mapping[str, Any], devices: int) -> Iterator[Cause]:
