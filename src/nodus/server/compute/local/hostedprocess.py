@@ -15,6 +15,7 @@ import stat
 import struct
 import termios
 import time
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from nodus.server.compute.local.processlog import STDERR, STDOUT, ProcessLog
@@ -25,6 +26,8 @@ WINDOW_BYTES = 8 << 20
 """How far output may run ahead of a reader that follows it; less than what is kept, so that the reader loses none."""
 READER_PATIENCE_S = 10.0
 """A reader that has not asked for so long is gone: output is kept as far as there is room, and the process goes on."""
+STANDSTILL_S = 30.0
+"""A reader that asks on and on for what it was given before does not follow: nobody is slowed down for it any more."""
 QUIET_S, DRAIN_S = 0.2, 5.0
 """A process that ended may have left others behind that hold its output: how long they are listened to."""
 KILL_PATIENCE_S = 5.0
@@ -36,6 +39,20 @@ _F_SETPIPE_SZ = 1031
 _EOT = b"\x04"
 
 StdinAnswer = Literal["", "NoStdin", "Backpressure", "OutOfOrder", "NotRunning"]
+
+
+@dataclass(slots=True)
+class Reader:
+    """Somebody who reads along."""
+
+    offset: int
+    """What it asked for last."""
+    seen: float
+    """When it did, in monotonic seconds."""
+    furthest: int
+    """The most it ever asked for."""
+    moved: float
+    """When it came so far."""
 
 
 class HostedProcess:
@@ -63,8 +80,8 @@ class HostedProcess:
         self.kill_at: float | None = None
         self.given_up_at: float | None = None
         """When it should long have been dead: the sandbox does not obey any more."""
-        self.readers: dict[str, tuple[int, float]] = {}
-        """Offset that each reader has come to, and when it last asked, by the name it gave."""
+        self.readers: dict[str, Reader] = {}
+        """By the name that each gave."""
         self.times = {"started": time.time()}
         self._pid: int | None = None
         self._message: str | None = None
@@ -247,14 +264,23 @@ class HostedProcess:
 
     def saw(self, reader: str, offset: int, now: float) -> None:
         """Note how far a reader has come."""
-        self.readers[reader] = offset, now
+        known = self.readers.get(reader)
+        if known is None:
+            self.readers[reader] = Reader(offset, now, offset, now)
+            return
+        known.offset, known.seen = offset, now
+        if offset > known.furthest:
+            known.furthest, known.moved = offset, now
 
     def decide_flow(self, now: float) -> bool:
         """Decide whether output is to be read now; return whether that changed."""
-        for reader, (_, seen) in list(self.readers.items()):
-            if now - seen > READER_PATIENCE_S:
-                del self.readers[reader]
-        slowest = min((offset for offset, _ in self.readers.values()), default=self.log.total_bytes)
+        for name, reader in list(self.readers.items()):
+            if now - reader.seen > READER_PATIENCE_S:
+                del self.readers[name]
+            elif not self.paused and self.log.total_bytes - reader.offset < WINDOW_BYTES:
+                reader.moved = max(reader.moved, now)  # There is nothing that it had to hurry for.
+        following = [reader.offset for reader in self.readers.values() if now - reader.moved <= STANDSTILL_S]
+        slowest = min(following, default=self.log.total_bytes)
         paused = self.log.total_bytes - slowest >= WINDOW_BYTES
         changed, self.paused = paused != self.paused, paused
         if changed and not paused and self.exit_code is not None:
