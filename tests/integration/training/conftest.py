@@ -117,6 +117,7 @@ class Admitted:
     """What admission came to."""
 
     def __init__(self, draft: Draft, preview: dict[str, Any]) -> None:
+        self.draft = draft
         self.causes: list[Cause] = draft.causes
         self.status = draft.status
         self.preview = preview

@@ -11,6 +11,7 @@ import pytest
 from nodus.core.clock import FakeClock, rfc3339
 from nodus.core.kinds import JOB, OFFERING, TRAINING_JOB, TRAINING_RUNTIME
 from nodus.core.money import format_usd
+from nodus.server.api.present import dry_run_etag
 from nodus.server.billing.pricebook import PriceBook
 from nodus.server.services import Services
 from nodus.server.store import Object, Store, measurements, objects, taskevents
@@ -22,6 +23,7 @@ from .test_controller import World
 Manifest = Callable[..., dict[str, Any]]
 LIBRARY = {"uri": "library://smollm2-135m-instruct"}
 REFERENCE = {"batchSize": 8, "gradientAccumulation": 4, "maxCompletionLength": 12}
+CENT_A_SECOND = 36_000_000_000
 KEY = Key("nodus/grpo-lora", "acme/tiny", "CPU")
 
 
@@ -60,7 +62,7 @@ def codes(estimate: dict[str, Any], part: str = "warnings") -> list[str]:
 
 
 async def test_steps_and_tasks_times_their_seconds_at_the_price(preview: Any, priced: Any) -> None:
-    priced(36_000_000_000)  # a cent a second for a core, so two for the machine
+    priced(CENT_A_SECOND)  # for a core, so two for the machine
     found = await preview()
     # 10 steps of 8 seconds, 64 held-out tasks of 0.25 seconds before and after.
     assert (found["steps"], found["secondsPerStep"]) == (10, 8.0)
@@ -86,7 +88,7 @@ async def test_validations_between_steps_are_evaluated_tasks(preview: Any) -> No
 
 
 async def test_ones_own_duration_counts_instead(preview: Any, priced: Any) -> None:
-    priced(36_000_000_000)
+    priced(CENT_A_SECOND)
     found = await preview(spec={"expectedDuration": "100s"})
     assert (found["costUSD"], found["duration"]) == ({"p50": "2.00", "p90": "2.00"}, {"p50": "1m40s", "p90": "1m40s"})
 
@@ -124,7 +126,7 @@ async def test_slowest_allowed_accelerator_counts_where_none_of_them_is_here(pre
 
 
 async def test_caps_below_the_estimate_and_below_a_start(preview: Any, priced: Any) -> None:
-    priced(36_000_000_000)
+    priced(CENT_A_SECOND)
     assert "MaxCostBelowEstimate" in codes(await preview(spec={"maxCostUSD": "2.23"}))
     low = await preview(spec={"maxCostUSD": "1.79"})
     assert codes(low, "blockingReasons") == ["MaxCostTooLow", "InsufficientCredits"]
@@ -193,6 +195,22 @@ async def test_finished_run_refines_the_next_estimate(
     assert "measured" not in await preview(spec={"model": LIBRARY})
     # Twice the work takes twice the time.
     assert (await preview(spec=spec, batchSize=16))["secondsPerStep"] == 4.0
+
+
+async def test_plan_is_bound_to_prices_and_not_to_what_was_measured(
+    store: Store, admit: Any, manifest: Manifest, priced: Any
+) -> None:
+    async def etag(**changes: Any) -> str:
+        admitted = await admit(manifest(**changes), name=None, generate_name="run-")
+        return dry_run_etag(admitted.draft, admitted.preview)
+
+    priced(CENT_A_SECOND)
+    before = await etag()
+    store.write_sync(measurements.put, "uid", KEY, Measurement(1, 1, 1, 1, 1))
+    assert await etag() == before
+    assert await etag(maxCostUSD="500.00") != before
+    priced(CENT_A_SECOND + 1)
+    assert await etag() != before
 
 
 async def test_run_that_failed_measures_nothing(

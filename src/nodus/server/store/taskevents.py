@@ -334,16 +334,13 @@ def moments(conn: Connection, trainingjob_uid: str) -> list[Moment]:
     query = select(task_events).where(
         task_events.c.trainingjob == trainingjob_uid, task_events.c.type.in_(("Stage", "Metrics"))
     )
-    return [
-        Moment(
-            row.attempt,
-            row.type,
-            str(loads(row.body).get("stage")) if row.type == "Stage" else None,
-            '"validationPassRate"' in row.body,
-            row.at_us,
-        )
-        for row in conn.execute(query.order_by(task_events.c.seq))
-    ]
+    return [_moment(row) for row in conn.execute(query.order_by(task_events.c.seq))]
+
+
+def _moment(row: Any) -> Moment:
+    body = loads(row.body)
+    stage = str(body.get("stage")) if row.type == "Stage" else None
+    return Moment(row.attempt, row.type, stage, "validationPassRate" in body, row.at_us)
 
 
 def passes(conn: Connection, trainingjob_uid: str) -> list[Pass]:
