@@ -13,6 +13,7 @@ from nodus.core import roles
 from nodus.core.clock import Clock
 from nodus.core.ids import generated_name, slug
 from nodus.core.kinds import API_KEY, MEMBER, ORGANIZATION, PROJECT
+from nodus.core.money import parse_usd
 from nodus.server import catalog, parts
 from nodus.server.api.auth import CREATED_BY, user_of
 from nodus.server.billing.pricebook import read_price_book
@@ -21,7 +22,7 @@ from nodus.server.metrics import Metrics
 from nodus.server.services import Services
 from nodus.server.settings import Settings
 from nodus.server.signing import Signer
-from nodus.server.store import Object, Store, audit, keys, objects
+from nodus.server.store import Object, Store, audit, books, keys, ledger, objects
 from nodus.server.store.context import lock_objects, org_of
 from nodus.server.store.housekeeping import keep_house
 from nodus.server.store.object import owner_reference
@@ -34,6 +35,7 @@ RESTORING_FILE = "restoring"
 """Stands in a data directory until a backup is restored into it whole."""
 PROJECTS = ("default", "nodus")
 ADMIN_MEMBER = "admin"
+STARTING_GRANT = "starting-grant"
 LOW_DISK_BYTES = 512 * 2**20
 
 
@@ -73,6 +75,7 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         services.checks["disk"] = lambda: low_disk(settings.data_dir)
         store.write_sync(ensure_projects)
         store.write_sync(ensure_identity, services)
+        store.write_sync(ensure_starting_grant, settings.starting_grant_usd)
         store.write_sync(catalog.load, services, catalog.read_catalog())
         key = store.write_sync(issue_admin_key, services) if issue_key or not keyed else None
     except BaseException:
@@ -130,6 +133,13 @@ def ensure_identity(conn: Connection, services: Services) -> None:
         spec = {name: value for name, value in key.spec.items() if value is not None}
         spec = {"scopes": [roles.ANY], **spec, "member": owner.name}
         objects.update(conn, key, spec=spec, owner_references=[owner_reference(owner)])
+
+
+def ensure_starting_grant(conn: Connection, amount_usd: str) -> None:
+    """Give the organization its first credits, once; what the setting says later changes nothing."""
+    lock_objects(conn)
+    if parse_usd(amount_usd) and books.granted(conn, STARTING_GRANT) is None:
+        ledger.grant(conn, parse_usd(amount_usd), STARTING_GRANT, "Starting grant")
 
 
 def _first_owner(conn: Connection) -> Object:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from nodus.server.controllers import service as controllers
+from nodus.server.controllers.budget import BudgetController
 from nodus.server.controllers.environment import EnvironmentController
 from nodus.server.controllers.trainingjob import TrainingJobController
 from nodus.server.controllers.volume import VolumeController
@@ -61,6 +62,7 @@ async def _check_isolation(services: Services) -> None:
 def _controllers(services: Services) -> list[Any]:
     files = VolumeFiles(services.settings.data_dir / "volumes", services.store.blobs)
     return [
+        BudgetController(),
         EnvironmentController(services.grading),
         VolumeController(services, services.models, files),
         TrainingJobController(services.store, services.grading, services.training),

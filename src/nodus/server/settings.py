@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from nodus.core.money import MAX_NANOS, format_usd, parse_usd
 
 Role = Literal["api", "controllers", "gateway"]
 ALL_ROLES: tuple[Role, ...] = ("api", "controllers", "gateway")
@@ -60,8 +62,18 @@ class Settings(BaseModel):
     pricebook: Path | None = Field(
         default=None, description="YAML file with prices, below the data directory; unset means that nothing costs."
     )
+    starting_grant_usd: str = Field(
+        default="25.00", description="Credits that a new organization gets, once; 0 gives none."
+    )
     allow_unsafe_sandbox: bool = Field(default=False, description="Run untrusted code without isolation.")
     insecure_no_sync: bool = Field(default=False, description="Skip fsync on SQLite; for tests only.")
+
+    @field_validator("starting_grant_usd")
+    @classmethod
+    def _check_amount(cls, text: str) -> str:
+        if parse_usd(text) > MAX_NANOS:
+            raise ValueError(f"{text} is more than can be counted; {format_usd(MAX_NANOS)} is the most")
+        return text
 
     @model_validator(mode="after")
     def _check(self) -> Settings:

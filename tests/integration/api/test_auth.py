@@ -131,6 +131,7 @@ async def test_whoami_has_the_shape_clients_decode(api: Api, with_key: Callable[
         "role": "Owner",
         "projects": ["default"],
         "scopes": ["*"],
+        "availableUSD": "25.00",
     }
     limited = await with_key("jobs:read", projects=["default"]).ok("GET", "/auth/whoami")
     assert (limited["role"], limited["projects"], limited["scopes"]) == ("Owner", ["default"], ["jobs:read"])

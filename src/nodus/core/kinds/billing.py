@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictInt
 
-from nodus.core.kinds.base import AGE, NAME, USD, Column, Kind, Model, dollars
+from nodus.core.kinds.base import AGE, NAME, USD, Column, Condition, Kind, Model, dollars
 
 DEFAULT_THRESHOLDS = (50, 80, 100)
 """Percent of a Budget's limit that are told, where it names none."""
@@ -76,6 +76,8 @@ class BudgetStatus(Model):
     """Spent, in percent of the limit, rounded down."""
     thresholds_reached: list[int] | None = None
     """Percentages that were told in this period."""
+    conditions: list[Condition] | None = None
+    """``Reconciled`` is False while its thresholds can't be told; what it blocks does not depend on that."""
 
 
 def _scope(wire: Mapping[str, Any], now: datetime) -> str | None:
@@ -196,7 +198,7 @@ BILLING_ACCOUNT = Kind(
         Column("Spent", dollars("status.spentUSD"), description="Spent since the start"),
     ),
     verbs=("get", "list"),
-    subresources=("grants",),
+    subresources=("deals", "grants", "redemptions", "sessions"),
     phases={"Active": ()},
     selectable_fields=(),
     example={"apiVersion": "nodus.dev/v1", "kind": "BillingAccount", "metadata": {"name": ACCOUNT_NAME}},

@@ -16,6 +16,7 @@ from nodus._version import __version__
 from nodus.core.errors import Forbidden, NotFound
 from nodus.core.ids import new_id
 from nodus.core.kinds import KINDS, PROJECT
+from nodus.core.money import format_usd
 from nodus.server import machine, metrics
 from nodus.server.api import (
     attach,
@@ -39,7 +40,7 @@ from nodus.server.login import routes as login_routes
 from nodus.server.login.grants import org_name
 from nodus.server.login.limits import Limits
 from nodus.server.services import Services
-from nodus.server.store import listing, objects
+from nodus.server.store import ledger, listing, objects
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -194,7 +195,10 @@ async def get_whoami(call: Call) -> Response:
     projects = [project.name for project in found.items if project.name != CATALOG_PROJECT]
     projects = [name for name in projects if not reach or name in reach]
     org = await store.read(objects.find_by_uid, store.org)
-    return json_response(whoami(call.principal, store.org, org_name(call.services, org), projects))
+    body = whoami(call.principal, store.org, org_name(call.services, org), projects)
+    if call.principal.attempt is None:
+        body["availableUSD"] = format_usd((await store.read(ledger.balance)).available)
+    return json_response(body)
 
 
 async def get_namespace(call: Call) -> Response:

@@ -14,6 +14,7 @@ from nodus.core.kinds import EVENT, KINDS, Kind
 from nodus.core.kinds.fields import check_field_selector
 from nodus.core.selectors import Requirement, parse_selector
 from nodus.server.api.auth import Principal
+from nodus.server.billing import payments
 from nodus.server.services import Services
 
 # Events are named after their object, with a digest behind a dot.
@@ -100,8 +101,11 @@ def kind_of(params: dict[str, str]) -> Kind:
 
     Raises:
         NotFound: there is none, or it is not of the scope that the path says.
+        Unsupported: servers that sell credits have it.
     """
     version, plural = params["version"], params["plural"]
+    if plural in payments.PLURALS:
+        raise payments.no_provider("no credits can be bought")
     kind = _BY_PLURAL.get((version, plural))
     if kind is None or ("project" in params and not kind.namespaced):
         other = next((k for k in KINDS.values() if k.plural == plural), None)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from nodus.core.kinds import AUDIT_EVENT, PROJECT, Kind
-from nodus.server.api import auditing, tables
+from nodus.core.kinds import AUDIT_EVENT, PROJECT, USAGE_RECORD, Kind
+from nodus.server.api import auditing, billing, tables
 from nodus.server.api.call import Call, checked_name, field_terms, not_found
 from nodus.server.api.http import json_response
 from nodus.server.api.present import present, project_filter
@@ -30,6 +30,8 @@ async def get(call: Call, kind: Kind) -> Response:
     call.principal.require("get", kind, call.project, name)
     if kind is AUDIT_EVENT:
         wire = await auditing.get_event(call, name)
+    elif kind in billing.SERVED:
+        wire = await billing.get(call, kind, name)
     else:
         wire = await call.services.store.read(_get, call, kind, name)
     if tables.wants_table(call.request):
@@ -58,8 +60,13 @@ def find(conn: Connection, call: Call, kind: Kind, name: str) -> Object:
 async def list_objects(call: Call, kind: Kind) -> Response:
     """A page of a collection, as a List or as a Table."""
     call.principal.require("list", kind, call.project)
-    page: objects.Page | AuditPage
-    if kind is AUDIT_EVENT:
+    page: objects.Page | AuditPage | billing.Page
+    if kind is USAGE_RECORD and call.query("groupBy"):
+        return json_response(await billing.summary(call))
+    if kind in billing.SERVED:
+        page = await billing.list_(call, kind)
+        wires = page.items
+    elif kind is AUDIT_EVENT:
         page = await auditing.list_events(call)
         wires = page.items
     else:

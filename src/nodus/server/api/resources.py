@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from starlette.responses import Response
 
 from nodus.core.errors import MethodNotAllowed, NotFound
-from nodus.core.kinds import PROCESS, Kind
-from nodus.server.api import processes
+from nodus.core.kinds import BILLING_ACCOUNT, PROCESS, Kind
+from nodus.server.api import grants, processes
 from nodus.server.api.call import Call, kind_of
 from nodus.server.api.changing import delete, patch, replace
 from nodus.server.api.creating import create
@@ -35,6 +35,8 @@ async def item(call: Call) -> Response:
     kind = kind_of(call.params)
     if kind.namespaced and call.project is None:
         raise NotFound(f"{kind.plural} live in projects", fix=f"Use namespaces/PROJECT/{kind.plural}/NAME.")
+    if kind is BILLING_ACCOUNT and call.method == "PATCH":
+        return await grants.recharge(call)
     if kind is PROCESS and call.method == "GET":
         await processes.wait_for_end(call)
     handlers: dict[str, Callable[[Call, Kind], Awaitable[Response]]] = {

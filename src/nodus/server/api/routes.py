@@ -14,11 +14,12 @@ from typing import Any
 from starlette.responses import Response
 
 from nodus.core.errors import BadRequest, MethodNotAllowed, NotFound
-from nodus.core.kinds import JOB, KINDS, PROCESS, SANDBOX, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
+from nodus.core.kinds import BILLING_ACCOUNT, JOB, KINDS, PROCESS, SANDBOX, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
 from nodus.server.api import (
     accounts,
     attach,
     attempt_api,
+    grants,
     outputs,
     processes,
     runlogs,
@@ -231,6 +232,22 @@ SUBRESOURCES: tuple[Subresource, ...] = (
     Subresource("tasks", "POST", attempt_api.tasks, _TRAINING, body={"type": "object"}),
     Subresource("gradings", "POST", attempt_api.gradings, _TRAINING, body={"type": "object"}),
     Subresource("tokens", "POST", accounts.mint, (SERVICE_ACCOUNT,), body={"type": "object"}, status=201),
+    Subresource(
+        "grants", "POST", _plain(grants.grant), (BILLING_ACCOUNT,), status=201, verb="grant",
+        body={
+            "type": "object", "required": ["amountUSD"],
+            "properties": {
+                "amountUSD": {"type": "string", "description": "Dollars, such as 25.00."},
+                "reference": {"type": "string", "description": "The same again adds nothing."},
+                "note": {"type": "string", "description": "For people."},
+            },
+        },
+    ),
+    Subresource(
+        "redemptions", "POST", _plain(grants.redeem), (BILLING_ACCOUNT,), body={"type": "object"}, verb="redeem"
+    ),
+    Subresource("sessions", "POST", _plain(grants.portal), (BILLING_ACCOUNT,), body={"type": "object"}, verb="open"),
+    Subresource("deals", "GET", _plain(grants.deals), (BILLING_ACCOUNT,)),
     Subresource("revisions", "GET", _plain(volumes.revisions), (VOLUME,), answer=_ITEMS),
     Subresource(
         "files", "GET", _plain(volumes.files), (VOLUME,), answer=_ITEMS,

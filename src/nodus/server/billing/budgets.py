@@ -126,3 +126,8 @@ def percent_of(spent: int, amount: int) -> int:
 def reached(rule: Rule, spent: int) -> list[int]:
     """Return the percentages that were reached."""
     return [percent for percent in rule.percents if spent * 100 >= rule.amount * percent and spent]
+
+
+def told(status: Mapping[str, Any], period: str) -> list[int]:
+    """Return the percentages that a Budget's stored status says were told in a period."""
+    return list(status.get("thresholdsReached") or []) if status.get("period", "") == period else []

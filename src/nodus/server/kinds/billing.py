@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nodus.core.errors import Forbidden
 from nodus.core.kinds import BUDGET, MEMBER, PROJECT
-from nodus.core.kinds.billing import BudgetSpec
+from nodus.core.kinds.billing import DEFAULT_THRESHOLDS, BudgetSpec
 from nodus.core.labels import label_problem
 from nodus.core.money import MAX_NANOS, format_usd, parse_usd
 from nodus.server.billing import budgets
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 class BudgetAdmission(Admission[BudgetSpec]):
     """A Budget's limit holds from the moment it is stored: its counter's cap changes in the same transaction."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "period": "Monthly", "action": "Block", "thresholds": list(DEFAULT_THRESHOLDS)
+    }  # fmt: skip
 
     def admit(self, conn: Connection, services: Services, draft: Draft, spec: BudgetSpec) -> None:
         """Check that what it counts can be there, and that whoever asks reaches it."""
@@ -73,7 +78,11 @@ def _require_reach(actor: Principal, spec: dict[str, Any]) -> None:
 
 def present_budget(conn: Connection, obj: Object, wire: dict[str, Any]) -> dict[str, Any]:
     """A Budget with what it has counted up to now."""
-    return {**wire, "status": {**wire["status"], **_status(conn, obj.uid, obj.name, obj.spec)}}
+    now = _status(conn, obj.uid, obj.name, obj.spec)
+    stored = dict(wire["status"])
+    if not budgets.told(stored, now.get("period", "")):
+        stored.pop("thresholdsReached", None)
+    return {**wire, "status": {**stored, **now}}
 
 
 def _status(conn: Connection, uid: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -92,10 +92,11 @@ def transactions(
     conn: Connection,
     *,
     types: Sequence[str] | None = None,
-    project: str | None = None,
-    object: str | None = None,
+    project: str | Sequence[str] | None = None,
+    object: str | Sequence[str] | None = None,
     owner: str | None = None,
     since_us: int | None = None,
+    until_us: int | None = None,
     limit: int = 500,
     continue_: str | None = None,
 ) -> Listed:
@@ -104,24 +105,18 @@ def transactions(
     Args:
         conn: a transaction.
         types: only these; see :data:`ACCOUNTS`.
-        project: only those of holds in this project.
-        object: uid; only those on this object's bill.
+        project: only those of holds in this project, or in one of these.
+        object: uid; only those on this object's bill, or on one of these objects'.
         owner: uid; only those of holds of this owner.
         since_us: none before, in microseconds since the epoch.
+        until_us: none at or after it.
         limit: most items of the page.
         continue_: the token of the page before.
 
     Raises:
         BadRequest: the token can't be read.
     """
-    conditions: list[ColumnElement[bool]] = [transfers.c.org == org_of(conn)]
-    if types is not None:
-        conditions.append(transfers.c.type.in_(types))
-    if since_us is not None:
-        conditions.append(transfers.c.at_us >= since_us)
-    for column, value in ((holds.c.project, project), (holds.c.object, object), (holds.c.owner, owner)):
-        if value is not None:
-            conditions.append(column == value)
+    conditions = conditions_for(conn, types, project, object, owner, since_us, until_us)
     below = _decode(continue_)
     if below is not None:
         conditions.append(transfers.c.seq < below)
@@ -129,7 +124,13 @@ def transactions(
     items = [_line(row) for row in conn.execute(query)]
     if len(items) <= limit:
         return Listed(items)
-    return Listed(items[:limit], _encode(items[limit - 1].seq))
+    return Listed(items[:limit], token(items[limit - 1].seq))
+
+
+def line(conn: Connection, seq: int) -> Transfer | None:
+    """Return the line of that number, or None."""
+    row = conn.execute(_LINES.where(transfers.c.org == org_of(conn), transfers.c.seq == seq)).first()
+    return None if row is None else _line(row)
 
 
 def usage(conn: Connection, **filters: Any) -> Listed:
@@ -140,6 +141,29 @@ def usage(conn: Connection, **filters: Any) -> Listed:
 def of_hold(conn: Connection, number: int) -> list[Transfer]:
     """Return every transfer of a hold, oldest first: what a receipt says."""
     return [_line(row) for row in conn.execute(_LINES.where(transfers.c.hold == number).order_by(transfers.c.seq))]
+
+
+def conditions_for(
+    conn: Connection,
+    types: Sequence[str] | None,
+    project: str | Sequence[str] | None,
+    object: str | Sequence[str] | None,
+    owner: str | None = None,
+    since_us: int | None = None,
+    until_us: int | None = None,
+) -> list[ColumnElement[bool]]:
+    """Return what the filters of :func:`transactions` mean, over transfers joined with their holds."""
+    found: list[ColumnElement[bool]] = [transfers.c.org == org_of(conn)]
+    if types is not None:
+        found.append(transfers.c.type.in_(types))
+    if since_us is not None:
+        found.append(transfers.c.at_us >= since_us)
+    if until_us is not None:
+        found.append(transfers.c.at_us < until_us)
+    for column, value in ((holds.c.project, project), (holds.c.object, object), (holds.c.owner, owner)):
+        if value is not None:
+            found.append(column.in_([value] if isinstance(value, str) else value))
+    return found
 
 
 # For the ledger -----------------------------------------------------------------------------------------------------
@@ -199,7 +223,8 @@ def _line(row: Any) -> Transfer:
     return Transfer(*same, row.hold, row.owner_kind, row.owner, row.owner_name, row.project, row.object, row.pricebook)
 
 
-def _encode(seq: int) -> str:
+def token(seq: int) -> str:
+    """Return the token of the page that begins after a line."""
     return base64.urlsafe_b64encode(str(seq).encode()).decode()
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from nodus.core.errors import AlreadyExists, Conflict
 from nodus.core.kinds import KINDS
 from nodus.core.selectors import field_text
+from nodus.server.store import billed
 from nodus.server.store.appended import Appended
 from nodus.server.store.codec import clean, dumps
 from nodus.server.store.context import context, give_back_rv, next_rv, now_us, org_of
@@ -83,6 +84,7 @@ def remove(conn: Connection, obj: Object) -> Object:
     if _REMOVE.run(conn, {"the_uid": obj.uid}) != 1:
         raise stale(obj)
     context(conn).there.clear()
+    billed.remember(conn, obj)
     gone = replace(obj, resource_version=rv)
     _record(conn, "DELETED", gone, to_columns(gone), obj)
     return gone

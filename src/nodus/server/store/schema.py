@@ -446,3 +446,13 @@ transfers = Table(
     Index("uq_transfers_org_reference", "org", "reference", unique=True, sqlite_where=_GRANT, postgresql_where=_GRANT),
 )
 """The books: append-only, and nothing in them ever changes."""
+
+billed_labels = Table(
+    "billed_labels",
+    metadata,
+    # No foreign key: it is about objects that are gone.
+    Column("object", String(36), primary_key=True),
+    _org(),
+    Column("labels", Text, nullable=False),
+)
+"""Labels that objects had when they were deleted, where the books have lines about them."""
