@@ -384,3 +384,67 @@ async def test_limits_named_in_any_order_by_two_servers_never_block_each_other(o
     assert len(await _admitted(stores, requests)) == 200
     await asyncio.gather(*(stores[number % 2].write(ledger.settle, f"r{number}", [charge(1)]) for number in range(200)))
     assert (await stores[0].read(ledger.balance)).spent == 200 * NANO
+
+
+def _work(store: Store, call: Callable[[Connection], object]) -> int:
+    """Return about how many steps SQLite takes for a call, which is undone."""
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    def counted(conn: Connection) -> None:
+        driver: Any = conn.connection.dbapi_connection
+        driver.set_progress_handler(step, 5)
+        try:
+            call(conn)
+        finally:
+            driver.set_progress_handler(None, 5)
+        raise Undone
+
+    with pytest.raises(Undone):
+        store.write_sync(counted)
+    return steps
+
+
+class Undone(Exception):
+    """Raised to undo a transaction."""
+
+
+def test_no_call_takes_longer_for_what_is_there_already(tmp_path: Any, clock: FakeClock) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'nodus.db'}", clock, sync=False)
+    store.write_sync(ledger.grant, 10_000 * NANO, "start")
+
+    def fill(conn: Connection, numbers: range) -> None:
+        for number in numbers:
+            uid = f"uid-{number}"
+            under = (Limit("Object", uid, uid, cap=NANO), Limit("Budget", uid, uid, period="2026-11"))
+            ledger.hold(conn, HoldRequest(uid, 9, Owner("Attempt", uid, uid), uid, under, expires_us=number))
+            ledger.settle(conn, uid, [charge(0)])
+            ledger.grant(conn, 1, uid)
+
+    held = dataclasses.replace(wanted("open", 1), expires_us=5)
+
+    def calls() -> dict[str, int]:
+        return {
+            "hold": _work(store, lambda conn: ledger.hold(conn, wanted("new", 1))),
+            "settle": _work(store, lambda conn: ledger.settle(conn, "open", [charge(1, unit="us", segment="boot")])),
+            "grant": _work(store, lambda conn: ledger.grant(conn, 1, "new")),
+            "extend": _work(store, lambda conn: ledger.extend(conn, "open", 6)),
+            "expired": _work(store, ledger.expired),
+            "open_holds": _work(store, ledger.open_holds),
+            "of an owner": _work(store, lambda conn: ledger.open_holds(conn, owner="a-1")),
+            "cost_of": _work(store, lambda conn: ledger.cost_of(conn, "o-1")),
+            "balance": _work(store, ledger.balance),
+            "transactions": _work(store, lambda conn: books.transactions(conn, limit=5)),
+        }
+
+    store.write_sync(ledger.hold, held)
+    store.write_sync(fill, range(20))
+    few = calls()
+    store.write_sync(fill, range(20, 1500))
+    many = calls()
+    store.close()
+    assert {name: (few[name], many[name]) for name in few if many[name] > few[name] + 60} == {}

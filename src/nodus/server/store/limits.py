@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, insert, or_, select, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from nodus.core.errors import BudgetExceeded, InsufficientCredits, Invalid
@@ -151,14 +151,6 @@ _RAISE = Prepared(update(limits).where(limits.c.id == bindparam("of")).values(ca
 _GRANT = Prepared(
     update(limits).where(limits.c.id == bindparam("of")).values(cap_nanos=limits.c.cap_nanos + bindparam("amount"))
 )
-_OF_OBJECT = Prepared(
-    _READ.where(
-        limits.c.org == bindparam("org"),
-        limits.c.subject == bindparam("subject"),
-        or_(limits.c.kind == "Object", limits.c.kind == "Group"),
-        limits.c.period == "",
-    )
-)
 _SEGMENT_COLUMNS = [column.key for column in limit_segments.c]
 _SEGMENTS = Prepared(select(limit_segments).where(limit_segments.c.limit == bindparam("of")))
 
@@ -180,17 +172,22 @@ _SETTLE: dict[int, Prepared] = {}
 
 
 def _by_keys(count: int) -> Prepared:
-    """The statement that reads so many limits by what they are for."""
+    """The statement that reads so many limits by what they are for.
+
+    One look into the index for each: with OR between them, SQLite may read every limit of the org instead.
+    """
     if count not in _KEYS:
-        here = [
-            and_(
-                limits.c.kind == bindparam(f"kind{n}"),
-                limits.c.subject == bindparam(f"subject{n}"),
-                limits.c.period == bindparam(f"period{n}"),
+        c = limits.c
+        each = [
+            _READ.where(
+                c.org == bindparam("org"),
+                c.kind == bindparam(f"kind{n}"),
+                c.subject == bindparam(f"subject{n}"),
+                c.period == bindparam(f"period{n}"),
             )
             for n in range(count)
         ]
-        _KEYS[count] = Prepared(_READ.where(limits.c.org == bindparam("org"), or_(*here)))
+        _KEYS[count] = Prepared(union_all(*each) if count > 1 else each[0])
     return _KEYS[count]
 
 
@@ -280,7 +277,8 @@ def segments(conn: Connection, number: int) -> dict[str, Segment]:
 
 def of_object(conn: Connection, subject: str) -> Any:
     """Return the row of an object's or a group's limit, or None."""
-    return _OF_OBJECT.first(conn, {"org": org_of(conn), "subject": subject})
+    wanted = [Limit("Object", subject, ""), Limit("Group", subject, "")]
+    return next((row for row in find(conn, wanted) if row is not None), None)
 
 
 def refusal(limit: Limit, amount: int, cap: int, left: int) -> Refusal:

@@ -416,8 +416,8 @@ holds = Table(
     Column("created_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),
     UniqueConstraint("org", "reference"),
-    Index("ix_holds_owner", "owner", sqlite_where=_HELD, postgresql_where=_HELD),
-    Index("ix_holds_expires_us", "expires_us", sqlite_where=_HELD, postgresql_where=_HELD),
+    Index("ix_holds_owner", "org", "owner", sqlite_where=_HELD, postgresql_where=_HELD),
+    Index("ix_holds_expires_us", "org", "expires_us", sqlite_where=_HELD, postgresql_where=_HELD),
 )
 
 _GRANT = text("type = 'Grant'")

@@ -76,7 +76,7 @@ def _holds() -> None:
     op.create_index(
         "ix_holds_expires_us",
         "holds",
-        ["expires_us"],
+        ["org", "expires_us"],
         unique=False,
         sqlite_where=sa.text("state = 'Held'"),
         postgresql_where=sa.text("state = 'Held'"),
@@ -84,7 +84,7 @@ def _holds() -> None:
     op.create_index(
         "ix_holds_owner",
         "holds",
-        ["owner"],
+        ["org", "owner"],
         unique=False,
         sqlite_where=sa.text("state = 'Held'"),
         postgresql_where=sa.text("state = 'Held'"),
