@@ -20,6 +20,7 @@ import pytest
 
 from nodus.cli import main as cli
 from nodus.server.lifecycle import DownOptions, ServerNotStarted, Started, UpOptions, down, up
+from nodus.server.store.blobs import BlobStore
 from nodus.testing.eventually import eventually
 from nodus.testing.postgres import PostgresServer, postgres_server
 
@@ -287,3 +288,15 @@ def test_a_backup_moves_a_server_between_databases(
         place.up(second)
         assert place.read_file("v", "b.txt") == b"on postgres"
         assert place.ok("GET", "/auth/whoami")["scopes"] == ["*"]
+
+
+def test_sweep_beside_a_server_that_works(place: Place, tmp_path: Path) -> None:
+    place.fill()
+    done = nodus("admin", "sweep", "--older-than", "1h", "--data-dir", place.data)
+    assert (done.returncode, done.stdout) == (0, "Removed 0 revisions and 0 blobs of 0B.\n")
+    assert place.read_file("v", "a.txt") == b"first"
+    with BlobStore(place.data / "blobs").kept():
+        done = nodus("admin", "sweep", "--data-dir", place.data)
+        assert done.returncode == 1 and "a backup or another sweep is going on" in done.stderr
+    assert "no server's data" in nodus("admin", "sweep", "--data-dir", tmp_path / "none").stderr
+    assert nodus("admin", "sweep", "--older-than", "1m").returncode == 2

@@ -17,6 +17,7 @@ _LOCAL_REASONS = frozenset(
         "ServerNotStopped",
         "RotationRefused",
         "BackupRefused",
+        "SweepRefused",
         "SHA256Mismatch",
         "JobFailed",
     }

@@ -19,12 +19,13 @@ from nodus.server.api.auth import CREATED_BY, user_of
 from nodus.server.billing.pricebook import read_price_book
 from nodus.server.kinds.identity import make_key
 from nodus.server.metrics import Metrics
+from nodus.server.retention import DAY_S, keep_swept
 from nodus.server.services import Services
 from nodus.server.settings import Settings
 from nodus.server.signing import Signer
 from nodus.server.store import Object, Store, audit, books, keys, ledger, objects
 from nodus.server.store.context import lock_objects, org_of
-from nodus.server.store.housekeeping import keep_house
+from nodus.server.store.housekeeping import Retention, keep_house
 from nodus.server.store.object import owner_reference
 
 if TYPE_CHECKING:
@@ -167,10 +168,17 @@ def issue_admin_key(conn: Connection, services: Services) -> str:
 @contextlib.asynccontextmanager
 async def background(services: Services) -> AsyncIterator[None]:
     """Run what works behind the API until the block ends; then stop it in order."""
-    pruning = asyncio.create_task(keep_house(services.store), name="prune")
+    settings = services.settings
+    kept = Retention(
+        settings.retain_changes_hours * 3600, settings.retain_events_days * DAY_S, settings.retain_audit_days * DAY_S
+    )
+    tasks = [asyncio.create_task(keep_house(services.store, kept), name="prune")]
+    if "controllers" in settings.roles:
+        tasks.append(asyncio.create_task(keep_swept(services.store, settings), name="sweep"))
     try:
         async with parts.running(services):
             yield
     finally:
-        pruning.cancel()
-        await asyncio.gather(pruning, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -65,6 +65,23 @@ class Settings(BaseModel):
     starting_grant_usd: str = Field(
         default="25.00", description="Credits that a new organization gets, once; 0 gives none."
     )
+    retain_changes_hours: float = Field(
+        default=24, ge=1, le=720, description="Hours for which a watch can be resumed; 20,000 changes at most."
+    )
+    retain_events_days: float = Field(
+        default=7, gt=0, le=3650, description="Days that an Event is kept after it was last seen; 50,000 at most."
+    )
+    retain_audit_days: float = Field(
+        default=90, ge=1, le=36500, description="Days that an AuditEvent is kept; a million at most."
+    )
+    retain_blobs_days: float = Field(
+        default=7, ge=1, le=3650, description="Days that a blob which nothing names is kept after its last use."
+    )
+    retain_revisions: int = Field(
+        default=100,
+        ge=0,
+        description="Newest revisions of a Volume that are kept, beside those that objects name; 0: all.",
+    )
     allow_unsafe_sandbox: bool = Field(default=False, description="Run untrusted code without isolation.")
     insecure_no_sync: bool = Field(default=False, description="Skip fsync on SQLite; for tests only.")
 

@@ -70,8 +70,7 @@ class VolumeFiles:
             source: the file; stays where it is.
             sha256: its digest, 64 hex digits.
         """
-        target = self._blobs.path(sha256)
-        if target.exists():
+        if self._blobs.claim(sha256):
             return
         with self._blobs.draft() as draft:
             _link(source, draft)

@@ -24,6 +24,7 @@ from nodus.server.store import (
     manifests,
     objects,
     secret_values,
+    sweeping,
     versions,
     volumes,
 )
@@ -114,11 +115,9 @@ def test_the_blob_index_knows_what_was_used_when(store: Store, clock: FakeClock)
     clock.advance(100)
     store.write_sync(blobs.touch, "p", "sha256:" + digests[1])
     assert store.read_sync(blobs.find, "p", digests[0]) == blobs.BlobInfo(digests[0], 4, "text/plain")
-    assert [blob.sha256 for blob in store.read_sync(blobs.unused, keep_s=50)] == [digests[0]]
+    assert store.read_sync(sweeping.unused, 50, 10) == [digests[0]]
     store.write_sync(blobs.index, "p", digests[0], 4)
-    assert store.read_sync(blobs.unused, keep_s=50) == []
-    store.write_sync(blobs.forget, digests[0])
-    assert store.read_sync(blobs.find, "p", digests[0]) is None
+    assert store.read_sync(sweeping.unused, 50, 10) == []
 
 
 def test_a_blob_of_two_projects_is_one_file_and_belongs_to_both(store: Store, clock: FakeClock) -> None:
@@ -128,7 +127,7 @@ def test_a_blob_of_two_projects_is_one_file_and_belongs_to_both(store: Store, cl
     assert store.read_sync(blobs.find, "two", digest) is None
     clock.advance(100)
     store.write_sync(blobs.index, two.name, digest, 4)
-    assert store.read_sync(blobs.unused, keep_s=50) == [], "one of them used it lately"
+    assert store.read_sync(sweeping.unused, 50, 10) == [], "one of them used it lately"
 
     store.write_sync(objects.delete, one)
     store.write_sync(objects.create, PROJECT, None, "one", {})

@@ -22,6 +22,7 @@ def command() -> None:
     Examples:
       nodus admin login-link --member ada
       nodus admin backup /mnt/backups/nodus
+      nodus admin sweep
       nodus admin rotate-keys
       nodus admin ledger verify
     """
@@ -141,6 +142,37 @@ def restore(directory: Path, data_dir: Path | None) -> None:
         done = put_back(directory, where)
     print(f"Restored the backup of {done.manifest.made} into {where}; start it with `nodus up --data-dir {where}`.")
     _tell_damaged(done.damaged, "the backup")
+
+
+@command.command()
+@DATA_DIR
+@click.option(
+    "--older-than", metavar="DURATION", default=None, help="Blobs not used for so long; at least 1h. [default: 168h]"
+)
+def sweep(data_dir: Path | None, older_than: str | None) -> None:
+    """Give disk space back now: old revisions of volumes, and blobs that nothing names any more.
+
+    The server does so every hour by itself, by its settings retain_revisions and retain_blobs_days, and may go on
+    meanwhile. What an object names stays, however old: delete runs and volumes that are not needed first.
+
+    \b
+    Example:
+      nodus admin sweep --older-than 24h
+    """
+    from nodus.cli.progress import Waiting
+    from nodus.core.durations import parse_duration
+    from nodus.core.sizes import size_text
+    from nodus.server.retention import sweep_data_dir
+
+    try:
+        keep_s = None if older_than is None else parse_duration(older_than)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--older-than") from error
+    if keep_s is not None and keep_s < 3600:
+        raise click.BadParameter(f"{older_than!r} is less than an hour", param_hint="--older-than")
+    with Waiting("looking for what nothing names"):
+        done = sweep_data_dir(_data_dir(data_dir), keep_s)
+    print(f"Removed {done.revisions} revisions and {done.files} blobs of {size_text(done.bytes)}B.")
 
 
 def _data_dir(given: Path | None) -> Path:

@@ -47,7 +47,7 @@ async def grant_upload(call: Call) -> Response:
     store = call.services.store
     await store.read(require_project, project)
     # What another project has is uploaded again: who reaches this one alone must not learn that it is there.
-    if await store.read(blobs.find, project, sha256) is not None and store.blobs.exists(sha256):
+    if await store.read(blobs.find, project, sha256) is not None and store.blobs.claim(sha256):
         await store.write(blobs.touch, project, sha256)
         return json_response({"exists": True})
     params = {"project": project, "size": str(size), "type": media_type}

@@ -128,7 +128,7 @@ def _sort_out(
     here, missing = [], []
     partials, store = _partials(call), call.services.store.blobs
     for entry in entries:
-        if entry.sha256 in known and store.exists(entry.sha256):
+        if entry.sha256 in known and store.claim(entry.sha256):
             if known[entry.sha256] != entry.size_bytes:
                 raise BadRequest(f"{entry.path!r}: a file of that sha256 has {known[entry.sha256]} bytes")
             here.append(entry)
@@ -193,7 +193,7 @@ def _store_bundle(call: Call, entries: list[FileEntry], content: bytes) -> None:
             )
         found.append((entry.sha256, data))
     store = call.services.store.blobs
-    new = {sha256: data for sha256, data in found if not store.exists(sha256)}
+    new = {sha256: data for sha256, data in found if not store.claim(sha256)}
     # At the same time: what takes long is that each waits for the disk.
     with ThreadPoolExecutor(_WRITERS, thread_name_prefix="bundle") as pool:
         for written in [pool.submit(store.put_bytes, bytes(data)) for data in new.values()]:
@@ -209,7 +209,7 @@ async def _receive_piece(call: Call, volume: Object, sha256: str, size: int, off
     """Take in a piece; return how far the file has come: to its size when it is a blob now."""
     store = call.services.store
     known = await store.write(blobs.present, volume.project, {sha256})
-    if known.get(sha256) == size and store.blobs.exists(sha256):
+    if known.get(sha256) == size and store.blobs.claim(sha256):
         async for _ in call.request.stream():  # the last piece, sent again because its answer was lost
             pass
         return size

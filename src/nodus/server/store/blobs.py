@@ -14,16 +14,17 @@ import os
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, select, update
 
 from nodus.core.errors import NotFound, SHA256Mismatch
 from nodus.server.files import sync_directory
-from nodus.server.store.context import insert_into, now_us, org_of
+from nodus.server.store.context import insert_into, lock_objects, now_us, org_of
 from nodus.server.store.errors import disk_error
 from nodus.server.store.schema import blobs, objects
 
@@ -129,6 +130,50 @@ class BlobStore:
     def remove(self, sha256: str) -> None:
         """Delete a blob's file; nothing happens when there is none."""
         self.path(sha256).unlink(missing_ok=True)
+
+    def claim(self, sha256: str) -> bool:
+        """Tell whether the blob is there, and keep it from being swept until it has a row."""
+        try:
+            os.utime(self.path(sha256))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def old_files(self, keep_s: float, at_once: int) -> Iterator[list[str]]:
+        """Yield digests of files that nobody touched for so many seconds, some at a time."""
+        found: list[str] = []
+        for directory in sorted(self.root.glob("[0-9a-f][0-9a-f]")):
+            for entry in os.scandir(directory):
+                if _SHA256.fullmatch(entry.name) and _age_s(entry.stat(follow_symlinks=False)) >= keep_s:
+                    found.append(entry.name)
+                    if len(found) == at_once:
+                        yield found
+                        found = []
+        if found:
+            yield found
+
+    def discard(self, sha256: str, keep_s: float) -> int | None:
+        """Remove a file without rows, unless somebody claimed or wrote it just now; return its size if it went.
+
+        Args:
+            sha256: the digest.
+            keep_s: for how many seconds it must have lain untouched.
+        """
+        path, aside = self.path(sha256), self.root / f"incoming-{secrets.token_hex(8)}"
+        try:
+            before = path.stat()
+            if _age_s(before) < keep_s:
+                return None
+            # Away first, then a second look: whoever claims it from here on finds nothing and writes it anew.
+            os.rename(path, aside)
+        except FileNotFoundError:
+            return None
+        now = aside.stat()
+        if now.st_ino != before.st_ino or now.st_mtime_ns != before.st_mtime_ns:
+            os.rename(aside, path)
+            return None
+        aside.unlink()
+        return before.st_size
 
     def verify(self, sha256: str) -> bool:
         """Read a blob and tell whether its content still has its digest."""
@@ -250,6 +295,7 @@ def index(
     Raises:
         NotFound: there is no such project.
     """
+    lock_objects(conn)  # a file of which there are no rows is removed under this lock
     owner = conn.execute(_project(conn, project)).scalar()
     if owner is None:
         raise NotFound(f"project {project!r} not found")
@@ -286,23 +332,9 @@ def present(conn: Connection, project: str | None, digests: Iterable[str]) -> di
     return found
 
 
-def unused(conn: Connection, *, keep_s: float, batch: int = 100) -> list[BlobInfo]:
-    """Return up to ``batch`` blobs that no project used for ``keep_s``; the caller knows which are referred to."""
-    newest = func.max(blobs.c.used_us)
-    query = (
-        select(blobs.c.sha256, func.max(blobs.c.size_bytes), func.max(blobs.c.media_type))
-        .where(blobs.c.org == org_of(conn))
-        .group_by(blobs.c.sha256)
-        .having(newest < now_us(conn) - int(keep_s * 1e6))
-        .order_by(newest)
-        .limit(batch)
-    )
-    return [BlobInfo(*row) for row in conn.execute(query)]
-
-
-def forget(conn: Connection, sha256: str) -> None:
-    """Drop a blob's rows in all projects; its file is removed after the commit."""
-    conn.execute(delete(blobs).where(blobs.c.org == org_of(conn), blobs.c.sha256 == _digest(sha256)))
+def _age_s(info: os.stat_result) -> float:
+    """How long ago a file was written, put in place, linked or claimed."""
+    return time.time() - max(info.st_mtime, info.st_ctime)
 
 
 _INFO = (blobs.c.sha256, blobs.c.size_bytes, blobs.c.media_type)
