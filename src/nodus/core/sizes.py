@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 QUANTITY = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMGT]i?|m)?"
 """Bounded, so that every quantity is a number that an integer holds."""
@@ -24,6 +25,7 @@ def quantity(value: str | float) -> float:
     return float(match[1]) * _FACTORS[match[2] or ""]
 
 
+@lru_cache(maxsize=1024)
 def exact_quantity(value: str | float) -> Fraction:
     """Return a quantity without rounding, for what is charged by it.
 

@@ -6,10 +6,11 @@ of ``status.estimate`` that is about money.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodus.core.clock import rfc3339
@@ -45,8 +46,8 @@ class Terms:
 
     prices: PriceBook
     now: datetime
-    limits: tuple[Counted, ...] = ()
-    """The credits and Budgets that every hold of it stands under; the caps of its own object are not among them."""
+    limits: Callable[[], Iterable[Counted]] = tuple
+    """Reads the credits and Budgets that its holds stand under, its own cap left out; not asked for what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +111,17 @@ class Quote:
             message = f"it costs about ${cost} and would be suspended at spec.maxCostUSD of ${cap}"
             yield Notice("MaxCostBelowEstimate", message, "raise spec.maxCostUSD; a suspended run can go on later, too")
 
-    def blocking(self, limits: Iterable[Counted]) -> Iterator[Notice]:
+    def blocking(self, limits: Callable[[], Iterable[Counted]]) -> Iterator[Notice]:
         """Yield what money is in the way of a start, under its own cap and under limits that others share."""
+        if not self.rate:
+            return
         hold = self.first_hold()
         least = format_usd(hold.least)
         if self.cap is not None and self.cap < hold.least:
             cap = format_usd(self.cap)
             message = f"spec.maxCostUSD of ${cap} is less than the ${least} that a run is started with"
             yield Notice("MaxCostTooLow", message, f"set spec.maxCostUSD to {least} or more")
-        for limit in limits if self.rate else ():
+        for limit in limits():
             if limit.left is not None and limit.left < hold.least:
                 yield _lacking(limit, hold)
 
@@ -134,6 +137,7 @@ def _lacking(limit: Counted, hold: funding.Wanted) -> Notice:
     return Notice("BudgetExceeded", message, f"raise its spec.limitUSD: nodus edit budget/{limit.name}")
 
 
+@lru_cache(maxsize=1024)
 def share_of(shape: Shape, cpu: Any, gpus: int) -> Fraction:
     """Return which part of a machine is paid for: its accelerators where a run has some, its cores otherwise.
 
@@ -149,6 +153,7 @@ def share_of(shape: Shape, cpu: Any, gpus: int) -> Fraction:
     return min(share, Fraction(1))
 
 
+@lru_cache(maxsize=1024)
 def rate_for(shape: Shape, cpu: Any, gpus: int) -> int:
     """Return nano-dollars an hour of a run's share of a machine; see :func:`share_of`."""
     return rate_of(shape.price, share_of(shape, cpu, gpus))

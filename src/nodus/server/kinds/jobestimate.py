@@ -94,8 +94,9 @@ def _families(spec: JobSpec) -> list[str]:
 def _at_once(spec: JobSpec, shape: Shape | None) -> int:
     """How many indexes run at the same time: as many as are wished for and have room."""
     wished = min(spec.completions or 1, spec.parallelism or DEFAULT_PARALLELISM)
-    room = int(1 / share_of(shape, _cpu(spec), gpu_count(spec))) if shape is not None else wished
-    return max(1, min(wished, room))
+    if wished == 1 or shape is None:
+        return wished
+    return max(1, min(wished, int(1 / share_of(shape, _cpu(spec), gpu_count(spec)))))
 
 
 def _obstacles(spec: JobSpec, shape: Shape) -> list[str]:

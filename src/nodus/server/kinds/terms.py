@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodus.server.billing import budgets
@@ -27,7 +28,7 @@ def terms(conn: Connection, services: Services, draft: Draft) -> Terms:
         services: the server's.
         draft: the object that is planned; Budgets count it by its project and labels.
     """
-    return Terms(services.prices, services.clock.now(), tuple(_limits(conn, draft)))
+    return Terms(services.prices, services.clock.now(), partial(_limits, conn, draft))
 
 
 def _limits(conn: Connection, draft: Draft) -> Iterator[Counted]:

@@ -103,7 +103,7 @@ def test_what_is_free_costs_nothing_whatever_the_time() -> None:
     wire = quote.to_wire()
     assert wire["costUSD"] == {"p50": "0.00", "p90": "0.00"}
     assert (wire["holdUSD"], wire["rateUSDPerHour"]) == ("0.00", "0.00")
-    assert [*quote.warnings(), *quote.blocking([credits(0), budget(0)])] == []
+    assert [*quote.warnings(), *quote.blocking(lambda: [credits(0), budget(0)])] == []
 
 
 def test_the_measured_start_is_a_part_of_the_cost() -> None:
@@ -125,8 +125,8 @@ def test_cap_below_the_estimate_warns_and_below_a_start_blocks() -> None:
     (notice,) = Quote(rate, Times(HOUR_US, HOUR_US), cap=3_000_000_000).warnings()
     assert notice.code == "MaxCostBelowEstimate" and "$6.00" in notice.message and "$3.00" in notice.message
     least = funding.opening(rate).least
-    assert list(Quote(rate, None, cap=least).blocking([])) == []
-    (blocked,) = Quote(rate, None, cap=least - 1).blocking([])
+    assert list(Quote(rate, None, cap=least).blocking(list)) == []
+    (blocked,) = Quote(rate, None, cap=least - 1).blocking(list)
     assert blocked.code == "MaxCostTooLow"
     assert "$0.149999999 is less than the $0.15" in blocked.message and "0.15 or more" in blocked.fix
 
@@ -134,8 +134,8 @@ def test_cap_below_the_estimate_warns_and_below_a_start_blocks() -> None:
 def test_credits_and_budgets_block_with_amounts() -> None:
     quote = Quote(6_000_000_000, None)
     least = funding.opening(quote.rate).least
-    assert list(quote.blocking([credits(least), budget(least)])) == []
-    poor, spent = quote.blocking([credits(10_000_000), budget(20_000_000)])
+    assert list(quote.blocking(lambda: [credits(least), budget(least)])) == []
+    poor, spent = quote.blocking(lambda: [credits(10_000_000), budget(20_000_000)])
     assert (poor.code, spent.code) == ("InsufficientCredits", "BudgetExceeded")
     assert poor.message == "$0.01 of credits is left and $0.15 is needed to start"
     assert "nodus admin grant --amount 0.99" in poor.fix
@@ -144,7 +144,7 @@ def test_credits_and_budgets_block_with_amounts() -> None:
 
 def test_notify_budgets_block_nothing() -> None:
     told = Counted("Budget", "uid", "", "team", cap=None, held=3, spent=2, covered=0)
-    assert list(Quote(6_000_000_000, None).blocking([told])) == []
+    assert list(Quote(6_000_000_000, None).blocking(lambda: [told])) == []
 
 
 # What an ETag stands for --------------------------------------------------------------------------------------------
