@@ -42,8 +42,10 @@ def test_validations_are_tasks_and_no_steps() -> None:
 
 def test_pause_within_a_run_counts_little() -> None:
     moments = [stage("Training", 0), *(step(10 + 2 * number) for number in range(20)), step(4000)]
-    found = measure(moments, [], None)
+    found = measure(moments, [], 4010 * SECOND_US)
     assert found.step_us is not None and 2 * SECOND_US < found.step_us < 3 * SECOND_US
+    # 3,952 seconds lie between the last two steps, of which 20 count for one.
+    assert found.startup_us == (4010 - 3952 + 20) * SECOND_US - 21 * found.step_us
 
 
 def test_resumed_run_counts_each_attempt_for_itself() -> None:

@@ -76,8 +76,8 @@ def measure(moments: Sequence[Moment], passes: Sequence[Pass], run_us: int | Non
         passes: its evaluations: when the last verdict of each was recorded.
         run_us: how long it ran; None where it began more than once, so that nobody knows what its start took.
     """
-    gaps = _step_gaps(moments)
-    step_us = _mean(gaps) if gaps else None
+    gaps, paused_us = _without_pauses(_step_gaps(moments))
+    step_us = sum(gaps) // len(gaps) if gaps else None
     spent = [found for found in (_pass_time(moments, one) for one in passes) if found is not None]
     tasks = sum(count for _, count in spent)
     task_us = sum(time_us for time_us, _ in spent) // tasks if tasks else None
@@ -85,7 +85,7 @@ def measure(moments: Sequence[Moment], passes: Sequence[Pass], run_us: int | Non
     if run_us is not None:
         steps = sum(moment.type == "Metrics" for moment in moments)
         graded = sum(one.tasks for one in passes)
-        startup_us = max(0, run_us - steps * (step_us or 0) - graded * (task_us or 0))
+        startup_us = max(0, run_us - paused_us - steps * (step_us or 0) - graded * (task_us or 0))
     return Took(step_us, task_us, startup_us)
 
 
@@ -144,9 +144,13 @@ def _step_gaps(moments: Sequence[Moment]) -> list[int]:
     return [gap for gap in gaps or firsts if gap > 0]
 
 
-def _mean(gaps: Sequence[int]) -> int:
+def _without_pauses(gaps: Sequence[int]) -> tuple[list[int], int]:
+    """The times of steps without what is too long for one, and how much that was."""
+    if not gaps:
+        return [], 0
     bound = int(median(gaps) * OUTLIER)
-    return sum(min(gap, bound) for gap in gaps) // len(gaps)
+    bounded = [min(gap, bound) for gap in gaps]
+    return bounded, sum(gaps) - sum(bounded)
 
 
 def _pass_time(moments: Sequence[Moment], found: Pass) -> tuple[int, int] | None:
