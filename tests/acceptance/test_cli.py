@@ -321,7 +321,7 @@ def test_patch_in_all_its_forms(machine: Machine, manifest: Manifest) -> None:
     )
     assert machine.ok("get", "job", "-l", "team=a,b=c", "-o", "name") == "job.nodus.dev/a-patch\n"
     assert "--patch is required" in machine.fails("patch", "job/a-patch", code=2)
-    assert "not valid JSON" in machine.fails("patch", "job/a-patch", "--patch", "{", code=2)
+    assert "not valid JSON" in machine.fails("patch", "job/a-patch", "--patch", "{", code=1)
     assert machine.ok("delete", "job", "-l", "team=a") == "job/a-patch deleted\n"
 
 

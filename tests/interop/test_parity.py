@@ -31,6 +31,9 @@ nodus apply -f same.yaml --dry-run
 nodus wait job/none --for=delete
 nodus create secret same --from-literal A=b
 nodus nope
+nodus apply -f missing.yaml
+nodus apply -f broken.yaml
+nodus patch job/same --patch 'not json'
 nodus get jobs --field-selector status.phse=Running
 """.strip().splitlines()
 NEW = "nodus create secret same --from-literal A=b"
@@ -86,6 +89,7 @@ def made() -> Iterator[dict[str, bool]]:
 @pytest.mark.parametrize("command", [*SAME, *(pytest.param(line, marks=pytest.mark.heavy) for line in MORE)])
 def test_same_code_and_output(desk: Desk, ours: Desk, made: dict[str, bool], command: str) -> None:
     desk.write("same.yaml", MANIFEST)
+    desk.write("broken.yaml", "a: [")
     if not made:
         desk.ok("nodus apply -f same.yaml")
         desk.ok("nodus wait job/same --for=jsonpath='{.status.phase}'=Succeeded --timeout=60s")

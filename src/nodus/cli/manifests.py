@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from nodus.client.resources import JsonObject
+from nodus.core.errors import NodusError
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_DEPTH = 100
@@ -31,7 +32,8 @@ def read_manifests(files: Sequence[str], *, recursive: bool = False) -> list[Jso
         recursive: Also read the directories below.
 
     Raises:
-        click.UsageError: When a file is missing, can't be read or holds something else; names file and line.
+        click.UsageError: When no file is named.
+        NodusError: When a file is missing, can't be read or holds something else; names file and line.
     """
     if not files:
         raise click.UsageError("say which manifest: -f FILE, -f DIRECTORY or -f - for standard input.")
@@ -40,7 +42,7 @@ def read_manifests(files: Sequence[str], *, recursive: bool = False) -> list[Jso
         for source, text in _texts(file, recursive):
             documents.extend(_objects(source, _parse(source, text)))
     if not documents:
-        raise click.UsageError(f"there are no objects in {', '.join(files)}.")
+        raise NodusError(f"there are no objects in {', '.join(files)}")
     return documents
 
 
@@ -48,11 +50,11 @@ def parse_object(source: str, text: str) -> JsonObject:
     """Return the one object that a text in YAML holds.
 
     Raises:
-        click.UsageError: When it holds something else.
+        NodusError: When it holds something else.
     """
     found = list(_objects(source, _parse(source, text)))
     if len(found) != 1:
-        raise click.UsageError(f"{source}: one object is expected, there are {len(found)}.")
+        raise NodusError(f"{source}: one object is expected, there are {len(found)}")
     return found[0]
 
 
@@ -72,14 +74,14 @@ def _texts(file: str, recursive: bool) -> Iterator[tuple[str, str]]:
             yield source, entry.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise click.UsageError(f"{source} can't be read: {reason}.") from error
+        raise NodusError(f"{source} can't be read: {reason}") from error
 
 
 def _parse(source: str, text: str) -> list[Any]:
     try:
         documents = _parse_json(source, text) if source.endswith(".json") else _parse_yaml(source, text)
     except RecursionError as error:
-        raise click.UsageError(f"{source} is nested too deeply.") from error
+        raise NodusError(f"{source} is nested too deeply") from error
     for document in documents:
         _check_values(source, document)
     return documents
@@ -89,7 +91,7 @@ def _parse_json(source: str, text: str) -> list[Any]:
     try:
         return [json.loads(text, object_pairs_hook=_object)]
     except ValueError as error:
-        raise click.UsageError(f"{source} is not valid JSON: {error}.") from error
+        raise NodusError(f"{source} is not valid JSON: {error}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -112,9 +114,9 @@ def _parse_yaml(source: str, text: str) -> list[Any]:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise click.UsageError(f"{source}{place}: not valid YAML: {problem}.") from error
+        raise NodusError(f"{source}{place}: not valid YAML: {problem}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or date that is none
-        raise click.UsageError(f"{source} is not valid YAML: {error}") from error
+        raise NodusError(f"{source} is not valid YAML: {error}") from error
 
 
 def _check_values(source: str, document: Any) -> None:
@@ -126,19 +128,19 @@ def _check_values(source: str, document: Any) -> None:
         seen += 1
         if seen > MAX_VALUES or len(path) > MAX_DEPTH:
             what = "nested too deeply" if len(path) > MAX_DEPTH else "too large when its aliases are unfolded"
-            raise click.UsageError(f"{source} is {what}.")
+            raise NodusError(f"{source} is {what}")
         if isinstance(value, dict):
             for key, child in value.items():
                 if not isinstance(key, str):
                     where = ".".join(path) or "the document"
-                    raise click.UsageError(f"{source}: the key {key!r} in {where} is no text; put it in quotes.")
+                    raise NodusError(f"{source}: the key {key!r} in {where} is no text; put it in quotes")
                 pending.append((child, (*path, key)))
         elif isinstance(value, list):
             pending.extend((child, (*path, str(number))) for number, child in enumerate(value))
         elif isinstance(value, float) and not math.isfinite(value):
-            raise click.UsageError(f"{source}: {'.'.join(path)} is {value}; JSON has no such number.")
+            raise NodusError(f"{source}: {'.'.join(path)} is {value}; JSON has no such number")
         elif not (value is None or isinstance(value, str | bool | int | float)):
-            raise click.UsageError(f"{source}: {'.'.join(path)} is a {type(value).__name__}; JSON has no such value.")
+            raise NodusError(f"{source}: {'.'.join(path)} is a {type(value).__name__}; JSON has no such value")
 
 
 def _objects(source: str, documents: list[Any]) -> Iterator[JsonObject]:
@@ -147,13 +149,13 @@ def _objects(source: str, documents: list[Any]) -> Iterator[JsonObject]:
             continue
         where = f"document {number} of {source}"
         if not isinstance(document, dict):
-            raise click.UsageError(f"{where} is no object with apiVersion and kind.")
+            raise NodusError(f"{where} is no object with apiVersion and kind")
         lacking = [key for key in ("apiVersion", "kind") if not document.get(key)]
         if lacking:
-            raise click.UsageError(f"{where} has no {' and no '.join(lacking)}.")
+            raise NodusError(f"{where} has no {' and no '.join(lacking)}")
         for key in ("apiVersion", "kind"):
             if not isinstance(document[key], str):
-                raise click.UsageError(f"{where}: {key} is {document[key]!r}; text is expected.")
+                raise NodusError(f"{where}: {key} is {document[key]!r}; text is expected")
         if document["kind"].endswith("List") and isinstance(document.get("items"), list):
             yield from _objects(source, document["items"])
         else:
@@ -166,10 +168,10 @@ def _check_metadata(where: str, metadata: Any) -> None:
     if metadata is None:
         return
     if not isinstance(metadata, dict):
-        raise click.UsageError(f"{where}: metadata is {metadata!r}; an object is expected.")
+        raise NodusError(f"{where}: metadata is {metadata!r}; an object is expected")
     for key in ("name", "generateName", "namespace"):
         if not isinstance(metadata.get(key), str | None):
-            raise click.UsageError(f"{where}: metadata.{key} is {metadata[key]!r}; put it in quotes.")
+            raise NodusError(f"{where}: metadata.{key} is {metadata[key]!r}; put it in quotes")
     for key in ("labels", "annotations"):
         if not isinstance(metadata.get(key), dict | None):
-            raise click.UsageError(f"{where}: metadata.{key} is {metadata[key]!r}; an object is expected.")
+            raise NodusError(f"{where}: metadata.{key} is {metadata[key]!r}; an object is expected")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from nodus.cli.manifests import read_manifests
+from nodus.core.errors import NodusError
 
 HEAD = "apiVersion: nodus.dev/v1\nkind: Volume\nmetadata: {name: a}\n"
 JSON = '{"apiVersion": "nodus.dev/v1", "kind": "Volume", "metadata": {"name": "a"}, "spec": %s}'
@@ -45,7 +45,7 @@ def read(tmp_path: Path, text: str | bytes, name: str = "m.yaml") -> list[Any]:
     ],
 )
 def test_what_json_cannot_hold_is_refused_with_its_place(tmp_path: Path, text: str, name: str, says: str) -> None:
-    with pytest.raises(click.UsageError) as caught:
+    with pytest.raises(NodusError) as caught:
         read(tmp_path, text, name)
     assert says in caught.value.message
     assert name in caught.value.message
@@ -53,7 +53,7 @@ def test_what_json_cannot_hold_is_refused_with_its_place(tmp_path: Path, text: s
 
 def test_an_unreadable_file_of_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_bytes(b"\xff")
-    with pytest.raises(click.UsageError, match=r"bad\.yaml can't be read"):
+    with pytest.raises(NodusError, match=r"bad\.yaml can't be read"):
         read_manifests([str(tmp_path)])
 
 

@@ -93,3 +93,27 @@ def test_only_a_data_directory_made_anew_gets_another_key(
     save_context(config_path(), name="nodus", url="http://127.0.0.1:1", org="nodus", api_key="k", data_dir=data)
     assert cli.main(["up", "--detach", "--data-dir", str(data)]) == 0
     assert seen[0].issue_key is issued
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("apply -f missing.yaml", "missing.yaml can't be read: No such file or directory"),
+        ("create -f missing.yaml", "missing.yaml can't be read"),
+        ("delete -f missing.yaml", "missing.yaml can't be read"),
+        ("diff -f missing.yaml", "missing.yaml can't be read"),
+        ("apply -f broken.yaml", "broken.yaml, line 1, column 5: not valid YAML"),
+        ("apply -f empty.yaml", "there are no objects in empty.yaml"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_no_wrong_usage(
+    words: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.yaml").write_text("a: [")
+    Path("empty.yaml").write_text("")
+    assert cli.main(words.split()) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {says}")
+    assert "usage:" not in said

@@ -9,7 +9,7 @@ from nodus.cli.manifests import read_manifests
 from nodus.cli.options import files_option, recursive_option
 from nodus.cli.session import Session, connected
 from nodus.client.apply import with_name
-from nodus.core.errors import NotFound
+from nodus.core.errors import NodusError, NotFound
 
 
 @click.command()
@@ -29,7 +29,7 @@ def command(session: Session, files: tuple[str, ...], recursive: bool) -> int:
         metadata = document.get("metadata") or {}
         name = metadata.get("name")
         if not name:
-            raise click.UsageError(f"a {document['kind']} has no metadata.name, so there is nothing to compare with.")
+            raise NodusError(f"a {document['kind']} has no metadata.name, so there is nothing to compare with")
         try:
             live = session.run(session.resources.get(kind, str(name), project=metadata.get("namespace")))
         except NotFound:

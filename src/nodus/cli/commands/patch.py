@@ -11,6 +11,7 @@ from nodus.cli.connection import CONTEXT_OPTION, ORG_OPTION, VERBOSE_OPTION, giv
 from nodus.cli.options import did, dry_run_option, objects_argument, output_option, print_results
 from nodus.cli.session import Session
 from nodus.cli.targets import parse_target
+from nodus.core.errors import NodusError
 from nodus.core.patches import json_patch, merge_patch
 
 
@@ -90,9 +91,9 @@ def _decode(patch: str, form: str) -> Any:
     try:
         decoded = json.loads(patch)
     except ValueError as error:
-        raise click.UsageError(f"--patch is not valid JSON: {error}.") from error
+        raise NodusError(f"--patch is not valid JSON: {error}") from error
     if form == "json" and not isinstance(decoded, list):
-        raise click.UsageError("--type json takes a list of operations.")
+        raise NodusError("--type json takes a list of operations")
     if form == "merge" and not isinstance(decoded, dict):
-        raise click.UsageError("--type merge takes an object; for a list of operations use --type json.")
+        raise NodusError("--type merge takes an object; for a list of operations use --type json")
     return decoded
