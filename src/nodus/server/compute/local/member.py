@@ -20,6 +20,8 @@ MAX_PROCESSES = 4096
 MAX_OPEN_FILES = 65536
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
+_LEADING = ("bwrap", "prlimit", os.path.basename(os.path.realpath("/bin/sh")))
+"""Programs that a sandbox's first process is, one after the other, until it is the sandbox."""
 # Bubblewrap ties a sandbox's life to its parent's only at the end of its own set-up: a supervisor that is killed within
 # those milliseconds would leave a sandbox behind. So the command waits for a word of the supervisor, whose end is none.
 _GATE = ("/bin/sh", "-c", f"read -r NODUS_GATE || exit\nexec </dev/null\n{RUN_PROGRAM}")
@@ -79,13 +81,13 @@ def mark(key: str) -> str:
 def kill_left_over(key: str) -> int:
     """Kill what a supervisor that was killed during the start left behind; return how many processes.
 
-    Until bubblewrap has set itself up, its inner half waits for the outer one and doesn't notice its end. The command
-    of such a sandbox never began.
+    Until bubblewrap has set itself up, its inner half waits for the outer one and doesn't notice its end; before that
+    the programs that lead to it don't either. The command of such a sandbox never began.
     """
     wanted, killed = mark(key).encode(), 0
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
-            if not entry.isdigit() or os.path.basename(os.readlink(f"/proc/{entry}/exe")) != "bwrap":
+            if not entry.isdigit() or os.path.basename(os.readlink(f"/proc/{entry}/exe")) not in _LEADING:
                 continue
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 if wanted in file.read().split(b"\0"):
