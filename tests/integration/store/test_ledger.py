@@ -114,6 +114,13 @@ def test_a_transaction_may_go_on_without_the_money(funded: Store) -> None:
     assert isinstance(funded.write_sync(ledger.try_hold, wanted("r", 1)), Hold)
 
 
+def test_what_would_be_refused_is_told_without_a_hold(funded: Store) -> None:
+    assert funded.read_sync(ledger.would_refuse, NANO, ALL) is None
+    assert isinstance(funded.read_sync(ledger.would_refuse, 6 * NANO, ALL), BudgetExceeded)
+    assert isinstance(funded.read_sync(ledger.would_refuse, 11 * NANO, ()), InsufficientCredits)
+    assert funded.read_sync(limits.read, "Object", "o-1") is None
+
+
 def test_a_partial_hold_takes_what_is_left_but_no_less_than_the_minimum(funded: Store) -> None:
     first = funded.write_sync(ledger.hold, wanted("a", 4, minimum=NANO))
     second = funded.write_sync(ledger.hold, wanted("b", 4, minimum=NANO))
@@ -310,7 +317,7 @@ def test_sums_stay_within_what_is_counted(funded: Store) -> None:
     for number in range(2):
         funded.write_sync(ledger.hold, wanted(f"r{number}", 1))
     funded.write_sync(ledger.settle, "r0", [charge(1, covered=MAX_NANOS)])
-    with pytest.raises(Invalid):
+    with pytest.raises(Invalid, match="can't be covered"):
         funded.write_sync(ledger.settle, "r1", [charge(1, covered=1)])
     assert state(funded) == (NANO, NANO, MAX_NANOS)
 

@@ -186,11 +186,13 @@ _LINES = select(
 _NOTHING = Charge("", 0)
 
 
-def add(conn: Connection, type_: str, hold: int, amount: int, charge: Charge = _NOTHING, quantity: int = 0) -> None:
-    """Write a transfer of a hold, at the latest with the commit."""
+def add(
+    conn: Connection, now: int, type_: str, hold: int, amount: int, charge: Charge = _NOTHING, quantity: int = 0
+) -> None:
+    """Write a transfer of a hold, at the latest with the commit; ``now`` in microseconds since the epoch."""
     debit, credit = ACCOUNTS[type_]
     row = {
-        "org": org_of(conn), "at_us": now_us(conn), "type": type_, "debit": debit, "credit": credit,
+        "org": org_of(conn), "at_us": now, "type": type_, "debit": debit, "credit": credit,
         "amount_nanos": amount, "hold": hold, "reference": None, "reason": "", "item": charge.item,
         "segment": charge.segment, "quantity": quantity, "unit": charge.unit,
     }  # fmt: skip

@@ -26,7 +26,7 @@ from nodus.server.store.limits import Counted, Crossing, Limit, Refusal, Segment
 __all__ = [
     "Balance", "Charge", "Cost", "Counted", "Crossing", "Hold", "HoldRequest", "Limit", "Owner", "Refusal", "Rolled",
     "Segment", "Settlement", "balance", "cost_of", "expired", "extend", "grant", "hold", "open_holds", "release",
-    "roll", "settle", "try_hold",
+    "roll", "settle", "try_hold", "would_refuse",
 ]  # fmt: skip
 
 
@@ -132,15 +132,7 @@ def try_hold(conn: Connection, request: HoldRequest) -> Hold | Refusal:
     if amount == 0:
         return holds.taken(request, 0, 0, (), now_us(conn))
     lock_objects(conn)
-    # Whoever gives a limit twice means it once.
-    distinct = {(limit.kind, limit.subject, limit.period): limit for limit in request.limits}
-    wanted = [*distinct.values(), limits.credits_of(conn)]
-    if len(wanted) > limits.MAX_LIMITS:
-        raise Invalid(
-            f"a hold under {len(wanted)} limits; {limits.MAX_LIMITS} are the most", fix="Remove some Budgets."
-        )
-    rows = limits.find(conn, wanted)
-    caps = [limits.raised_cap(limit, row) for limit, row in zip(wanted, rows, strict=True)]
+    wanted, rows, caps = _look(conn, request.limits)
     fitting = _fitting(wanted, rows, caps, amount, request.minimum)
     if not isinstance(fitting, int):
         before = holds.row_of(conn, request.reference)
@@ -154,7 +146,7 @@ def try_hold(conn: Connection, request: HoldRequest) -> Hold | Refusal:
     if taken is None:
         return _same(holds.row_of(conn, request.reference), request)
     limits.hold(conn, numbers, fitting)
-    books.add(conn, "Hold", taken.id, fitting)
+    books.add(conn, taken.created_us, "Hold", taken.id, fitting)
     crossed: list[Crossing] = []
     for limit, row in zip(wanted, rows, strict=True):
         if row is None:
@@ -163,6 +155,13 @@ def try_hold(conn: Connection, request: HoldRequest) -> Hold | Refusal:
             before = row.held_nanos + row.spent_nanos
             crossed += limits.reached(row, before, before + fitting, "Committed")
     return replace(taken, crossings=tuple(crossed)) if crossed else taken
+
+
+def would_refuse(conn: Connection, amount: int, under: Sequence[Limit]) -> Refusal | None:
+    """Return why a hold of an amount would be refused now, or None; nothing is written."""
+    wanted, rows, caps = _look(conn, under)
+    fitting = _fitting(wanted, rows, caps, checked(amount), None)
+    return None if isinstance(fitting, int) else fitting
 
 
 def settle(conn: Connection, reference: str, charges: Sequence[Charge] = ()) -> Settlement:
@@ -199,13 +198,12 @@ def settle(conn: Connection, reference: str, charges: Sequence[Charge] = ()) -> 
         return Settlement(holds.from_row(row), paid, covered, rest)
     now = holds.end(conn, row, "Settled", paid, covered)
     numbers = holds.limits_of(row)
-    under = limits.settle(conn, numbers, row.amount_nanos, paid, covered)
-    _book(conn, row, numbers, charges, rest)
-    ended = replace(holds.from_row(row), state="Settled", settled=paid, covered=covered, ended_us=now)
+    limits.settle(conn, numbers, row.amount_nanos, paid, covered)
+    _book(conn, row, numbers, charges, rest, now)
     crossed: list[Crossing] = []
-    for limit in under:
-        if limit.thresholds:
-            crossed += limits.reached(limit, limit.spent_nanos - paid, limit.spent_nanos, "Spent")
+    for limit in limits.watched(conn, numbers) if paid else ():
+        crossed += limits.reached(limit, limit.spent_nanos - paid, limit.spent_nanos, "Spent")
+    ended = holds.from_row(row._replace(state="Settled", settled_nanos=paid, covered_nanos=covered, ended_us=now))
     return Settlement(ended, paid, covered, rest, tuple(crossed))
 
 
@@ -226,8 +224,8 @@ def release(conn: Connection, reference: str) -> Hold | None:
     now = holds.end(conn, row, "Released", 0, 0)
     numbers = holds.limits_of(row)
     limits.settle(conn, numbers, row.amount_nanos, 0, 0)
-    books.add(conn, "Release", row.id, row.amount_nanos)
-    return replace(holds.from_row(row), state="Released", ended_us=now)
+    books.add(conn, now, "Release", row.id, row.amount_nanos)
+    return holds.from_row(row._replace(state="Released", ended_us=now))
 
 
 def roll(conn: Connection, reference: str, charges: Sequence[Charge], request: HoldRequest) -> Rolled:
@@ -258,6 +256,22 @@ def cost_of(conn: Connection, subject: str) -> Cost:
         return Cost()
     parts = limits.segments(conn, row.id)
     return Cost(row.spent_nanos, row.held_nanos, row.cap_nanos, row.covered_nanos, parts)
+
+
+def _look(conn: Connection, under: Sequence[Limit]) -> tuple[list[Limit], list[Any], list[int | None]]:
+    """Return the limits of a hold, their rows where there are any, and the caps that count.
+
+    Raises:
+        Invalid: they are too many, or a cap can't be counted.
+    """
+    # Whoever gives a limit twice means it once.
+    distinct = {(limit.kind, limit.subject, limit.period): limit for limit in under}
+    wanted = [*distinct.values(), limits.credits_of(conn)]
+    if len(wanted) > limits.MAX_LIMITS:
+        message = f"a hold under {len(wanted)} limits; {limits.MAX_LIMITS} are the most"
+        raise Invalid(message, fix="Remove some Budgets.")
+    rows = limits.find(conn, wanted)
+    return wanted, rows, [limits.raised_cap(limit, row) for limit, row in zip(wanted, rows, strict=True)]
 
 
 def _fitting(
@@ -292,7 +306,7 @@ def _same(row: Any, request: HoldRequest) -> Hold:
     )
 
 
-def _book(conn: Connection, row: Any, numbers: Sequence[int], charges: Sequence[Charge], rest: int) -> None:
+def _book(conn: Connection, row: Any, numbers: Sequence[int], charges: Sequence[Charge], rest: int, now: int) -> None:
     """Write the transfers of a settlement, and what segments cost."""
     left = row.amount_nanos - rest
     for charge in charges:
@@ -300,11 +314,11 @@ def _book(conn: Connection, row: Any, numbers: Sequence[int], charges: Sequence[
         left -= paid
         covered = charge.covered + charge.amount - paid
         if paid or charge.quantity:
-            books.add(conn, "Charge", row.id, paid, charge, charge.quantity)
+            books.add(conn, now, "Charge", row.id, paid, charge, charge.quantity)
         if covered or charge.covered_quantity:
-            books.add(conn, "Cover", row.id, covered, charge, charge.covered_quantity)
+            books.add(conn, now, "Cover", row.id, covered, charge, charge.covered_quantity)
         if charge.segment:
             part = Segment(paid, covered, charge.quantity, charge.covered_quantity)
             limits.add_segment(conn, numbers, charge.segment, part)
     if rest:
-        books.add(conn, "Release", row.id, rest)
+        books.add(conn, now, "Release", row.id, rest)

@@ -169,6 +169,7 @@ _ADD_SEGMENT = Prepared(
 _KEYS: dict[int, Prepared] = {}
 _HOLD: dict[int, Prepared] = {}
 _SETTLE: dict[int, Prepared] = {}
+_WATCHED: dict[int, Prepared] = {}
 
 
 def _by_keys(count: int) -> Prepared:
@@ -247,17 +248,22 @@ def hold(conn: Connection, numbers: Sequence[int], amount: int) -> None:
         raise AssertionError(f"the limits {numbers} changed under the lock")
 
 
-def settle(conn: Connection, numbers: Sequence[int], amount: int, paid: int, covered: int) -> list[Any]:
-    """Count an amount as no longer held, and what was paid and covered; return what a settlement reports of each.
+def settle(conn: Connection, numbers: Sequence[int], amount: int, paid: int, covered: int) -> None:
+    """Count an amount as no longer held, and what was paid and covered.
 
     Raises:
         Invalid: what Nodus covers is more than can be counted.
     """
-    values = _numbered(numbers) | {"amount": amount, "paid": paid, "covered": covered}
-    rows = _settle_under(len(numbers)).all(conn, values)
-    for row in rows:
-        checked(row.covered_nanos)
-    return rows
+    values = _numbered(numbers) | {
+        "amount": amount, "paid": paid, "covered": covered, "most": MAX_NANOS - covered
+    }  # fmt: skip
+    if _settle_under(len(numbers)).run(conn, values) != len(numbers):
+        raise Invalid(f"${format_usd(covered)} can't be covered on top of what was", fix="Use a smaller amount.")
+
+
+def watched(conn: Connection, numbers: Sequence[int]) -> list[Any]:
+    """Return the rows of those limits that have thresholds."""
+    return _watched(len(numbers)).all(conn, _numbered(numbers))
 
 
 def add_segment(conn: Connection, numbers: Sequence[int], segment: str, part: Segment) -> None:
@@ -362,17 +368,22 @@ def _hold_under(count: int) -> Prepared:
 
 
 def _settle_under(count: int) -> Prepared:
-    """The statement that ends a hold under so many limits and returns what settlements report."""
+    """The statement that ends a hold under so many limits, those that can count what is covered."""
     if count not in _SETTLE:
         c = limits.c
         _SETTLE[count] = Prepared(
             update(limits)
-            .where(_these(count))
+            .where(_these(count), c.covered_nanos <= bindparam("most"))
             .values(
                 held_nanos=c.held_nanos - bindparam("amount"),
                 spent_nanos=c.spent_nanos + bindparam("paid"),
                 covered_nanos=c.covered_nanos + bindparam("covered"),
             )
-            .returning(c.kind, c.subject, c.period, c.name, c.spent_nanos, c.covered_nanos, c.thresholds)
         )
     return _SETTLE[count]
+
+
+def _watched(count: int) -> Prepared:
+    if count not in _WATCHED:
+        _WATCHED[count] = Prepared(_READ.where(_these(count), limits.c.thresholds != ""))
+    return _WATCHED[count]
