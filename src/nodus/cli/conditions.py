@@ -11,8 +11,6 @@ import click
 from nodus.cli.jsonpath import JsonPathError, as_text, find
 
 PHASE_PATHS = (".status.phase", "status.phase", "$.status.phase")
-ENDS = ("Succeeded", "Failed", "Cancelled")
-"""Phases in which a run has ended; the kind says whether they are final."""
 
 
 @dataclass(frozen=True, slots=True)

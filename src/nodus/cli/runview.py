@@ -15,6 +15,7 @@ from nodus.cli.colour import paint, visible_but_paint
 from nodus.cli.progress import clear
 from nodus.cli.session import Session
 from nodus.client import runlog
+from nodus.client.outcomes import TERMINAL
 from nodus.client.resources import JsonObject
 from nodus.core.durations import format_duration
 from nodus.core.errors import NodusError
@@ -48,7 +49,7 @@ class RunView:
         """Print phases and output until the Job has ended; return the exit code."""
         self._session.run(self._until(lambda phase: phase not in ("Queued", "Provisioning"), "its start"))
         self._session.run(self._copy())
-        self.job = self._session.run(self._until(lambda phase: phase in runlog.TERMINAL, "its end"))
+        self.job = self._session.run(self._until(lambda phase: phase in TERMINAL, "its end"))
         say(*self.result_lines(), *self._missing_outputs())
         return exit_code(self.job)
 
@@ -92,7 +93,7 @@ class RunView:
         self.job = job
         status = job.get("status") or {}
         phase, message = _phase(job), str(status.get("message") or "")
-        if phase in runlog.TERMINAL:
+        if phase in TERMINAL:
             if self._began_s is None and status.get("startTime"):
                 self._start()  # it ran, so shortly that nobody saw it
             return

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from nodus.cli.conditions import ENDS, Condition
+from nodus.cli.conditions import Condition
 from nodus.cli.progress import Waiting, clear
 from nodus.cli.session import Session
 from nodus.cli.targets import Target
+from nodus.client.outcomes import TERMINAL
 from nodus.client.resources import JsonObject
 from nodus.core.errors import JobFailed, NodusError, NodusTimeout, NotFound
 
@@ -121,7 +122,7 @@ class _Wait:
             return True
         status = obj.get("status") or {}
         self.display.say(f"{_label(self.target)}: {_state(status)}; waiting for {self.condition.text}")
-        if status.get("phase") in ENDS and not self.condition.deleted:
+        if status.get("phase") in TERMINAL and not self.condition.deleted:
             self._ended(status)
         return False
 

@@ -7,10 +7,10 @@ from contextlib import aclosing
 from typing import Any
 
 from nodus.client.http import ConnectionFailed
+from nodus.client.outcomes import TERMINAL
 from nodus.client.resources import JsonObject, Resources
 from nodus.client.transport import TransportError, pause
 
-TERMINAL = ("Succeeded", "Failed", "Cancelled")
 ATTEMPT_ENDS = (*TERMINAL, "Lost")
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 JOB_LABEL = "nodus.dev/job"

@@ -11,11 +11,10 @@ import click
 from nodus.cli.options import objects_argument
 from nodus.cli.session import Session, connected
 from nodus.cli.targets import Target, named
+from nodus.client.outcomes import TERMINAL
 from nodus.client.resources import JsonObject
 from nodus.core.errors import Invalid, NodusError
 
-ENDED = ("Succeeded", "Failed", "Cancelled")
-"""Phases that no state leads out of."""
 VERBS = {"Stopped": "stop", "Suspended": "suspend", "Cancelled": "cancel"}
 
 
@@ -79,7 +78,7 @@ def _each(session: Session, what: tuple[str, ...], state: str, done: str) -> Non
 def _change(session: Session, target: Target, obj: JsonObject, state: str, done: str) -> str:
     """Write the state and return what to say; a run that has ended is not written to."""
     phase = (obj.get("status") or {}).get("phase")
-    if phase in ENDED:
+    if phase in TERMINAL:
         if state == "Cancelled":
             return f"already ended: {phase}"
         label = f"{target.kind.singular}/{target.name}"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nodus.server.services import Services
     from nodus.server.store.objects import Object
 
-TERMINAL = ("Succeeded", "Failed", "Cancelled")
-
 
 class JobAdmission(Admission[JobSpec]):
     """Checks a new Job whole; of a stored one only what may still change."""
@@ -93,7 +91,7 @@ def _check_state(draft: Draft, old: Object, spec: JobSpec) -> None:
     before = old.spec.get("state", "Running")
     if spec.state == before or spec.state == "Cancelled":
         return
-    if old.status.get("phase") in TERMINAL:
+    if JOB.is_terminal(old.status.get("phase")):
         draft.reject("spec.state", f"the Job has {old.status['phase']}; create another to run it again")
     elif before == "Cancelled":
         draft.reject("spec.state", "a cancelled Job can't go on; create another to run it again")

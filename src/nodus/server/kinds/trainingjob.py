@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nodus.server.training.models import Pin
 
 NAME_LIMIT = 63
-TERMINAL = ("Succeeded", "Failed", "Cancelled")
 
 
 class TrainingJobAdmission(Admission[TrainingJobSpec]):
@@ -188,7 +187,7 @@ def _check_name(conn: Connection, draft: Draft) -> None:
 def _check_state(draft: Draft, old: Object, spec: TrainingJobSpec) -> None:
     """A finished run stays finished: it can be read and deleted, not paused or resumed."""
     phase = old.status.get("phase")
-    if phase in TERMINAL and spec.state != old.spec.get("state", "Running") and spec.state != "Cancelled":
+    if TRAINING_JOB.is_terminal(phase) and spec.state != old.spec.get("state", "Running") and spec.state != "Cancelled":
         draft.reject("spec.state", f"the TrainingJob has {phase}; create another to run it again")
     if old.spec.get("state") == "Cancelled" and spec.state != "Cancelled":
         draft.reject("spec.state", "a cancelled TrainingJob can't go on; create another to run it again")
