@@ -400,7 +400,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def _metrics(given: Mapping[str, Any]) -> dict[str, Any]:
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("id", "type", "step") or not _is_number(value):
             continue
