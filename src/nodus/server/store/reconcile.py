@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import ColumnElement, Connection, Select, select
 
 from nodus.core.money import format_usd
 from nodus.server.store.books import ACCOUNTS
@@ -50,9 +50,9 @@ def verify(conn: Connection) -> list[Discrepancy]:
 def _verify(conn: Connection) -> Iterator[Discrepancy]:
     accounts = _Accounts()
     before = 0
-    for portion in _limits(conn):
-        first, counts = before == 0, {row.id: _Count() for row in portion}
-        upto = portion[-1].id if len(portion) == _LIMITS_AT_ONCE else math.inf
+    for numbers in _limits(conn):
+        first, counts = before == 0, {number: _Count() for number in numbers}
+        upto = numbers[-1] if len(numbers) == _LIMITS_AT_ONCE else math.inf
         for hold, lines in _holds(conn):
             if first:
                 yield from accounts.add(lines)
@@ -60,7 +60,7 @@ def _verify(conn: Connection) -> Iterator[Discrepancy]:
             if hold is None:
                 continue
             sums = _Sums.of(lines)
-            if first:
+            if first and not _agrees(hold, sums):
                 yield from _of_hold(hold, sums)
             for named in map(int, hold.limits.split()):
                 if named in counts:
@@ -68,46 +68,60 @@ def _verify(conn: Connection) -> Iterator[Discrepancy]:
                 elif before < named <= upto:
                     yield Discrepancy(f"hold {hold.reference}", "limits", f"limit {named}", "no such limit")
         if first:
-            for grants in _pages(conn, transfers, transfers.c.seq, transfers.c.hold.is_(None)):
+            for grants in _pages(conn, select(*_LINE), transfers.c.seq, transfers.c.hold.is_(None)):
                 yield from accounts.add(grants)
-        yield from _of_limits(conn, portion, counts)
-        before = int(portion[-1].id) if portion else 0
+        if numbers:
+            yield from _of_limits(conn, numbers, counts)
+            before = numbers[-1]
     yield from _of_accounts(conn, accounts)
 
 
 # What there is ------------------------------------------------------------------------------------------------------
 
+_LINE = (
+    transfers.c.seq, transfers.c.hold, transfers.c.type, transfers.c.debit, transfers.c.credit,
+    transfers.c.amount_nanos, transfers.c.segment, transfers.c.quantity,
+)  # fmt: skip
+_HOLD = (
+    holds.c.id, holds.c.reference, holds.c.amount_nanos, holds.c.settled_nanos, holds.c.covered_nanos, holds.c.state,
+    holds.c.limits,
+)  # fmt: skip
 
-def _pages(conn: Connection, table: Table, key: Any, *conditions: Any, count: int = _PAGE) -> Iterator[Sequence[Any]]:
-    """Yield a table's rows a page at a time."""
+
+def _pages(
+    conn: Connection, query: Select[Any], key: ColumnElement[int], *conditions: ColumnElement[bool], count: int = _PAGE
+) -> Iterator[Sequence[Any]]:
+    """Yield rows a page at a time, in the order of a key that they have as an attribute."""
+    table = query.get_final_froms()[0]
     # Not by the index of some other key that begins with the org: it would have to be sorted for every page.
     ours = table.c.org.concat("") == org_of(conn)
-    query, last = select(table).where(ours, *conditions).order_by(key).limit(count), 0
+    query, last = query.where(ours, *conditions).order_by(key).limit(count), 0
     while rows := conn.execute(query.where(key > last)).all():
         yield rows
-        last = getattr(rows[-1], key.key)
+        last = getattr(rows[-1], str(key.key))
 
 
-def _limits(conn: Connection) -> Iterator[Sequence[Any]]:
-    """Yield the limits a portion at a time; the last is the one that isn't full, if need be an empty one."""
-    rows: Sequence[Any] = ()
-    for rows in _pages(conn, limits, limits.c.id, count=_LIMITS_AT_ONCE):
-        yield rows
-    if len(rows) in (0, _LIMITS_AT_ONCE):
-        yield ()
+def _limits(conn: Connection) -> Iterator[list[int]]:
+    """Yield the limits' numbers a portion at a time; the last is the one that isn't full, if need be an empty one."""
+    numbers: list[int] = []
+    for rows in _pages(conn, select(limits.c.id), limits.c.id, count=_LIMITS_AT_ONCE):
+        numbers = [row.id for row in rows]
+        yield numbers
+    if len(numbers) in (0, _LIMITS_AT_ONCE):
+        yield []
 
 
 def _holds(conn: Connection) -> Iterator[tuple[Any, list[Any]]]:
     """Yield each hold with its transfers; None with transfers whose hold isn't there."""
     last = 0
-    for page in itertools.chain(_pages(conn, holds, holds.c.id), [()]):
+    for page in itertools.chain(_pages(conn, select(*_HOLD), holds.c.id), [()]):
         lines: dict[int, list[Any]] = {hold.id: [] for hold in page}
         here = [transfers.c.org == org_of(conn), transfers.c.hold > last]
         if page:
             last = page[-1].id
             here.append(transfers.c.hold <= last)
         lost: list[Any] = []
-        for line in conn.execute(select(transfers).where(*here)):
+        for line in conn.execute(select(*_LINE).where(*here)):
             lines.get(line.hold, lost).append(line)
         if lost:
             yield None, lost
@@ -212,26 +226,36 @@ def _of_hold(hold: Any, sums: _Sums) -> Iterator[Discrepancy]:
     )
 
 
-def _of_limits(conn: Connection, rows: Sequence[Any], counts: dict[int, _Count]) -> Iterator[Discrepancy]:
-    names = {row.id: " ".join(filter(None, (row.kind, row.name, row.period))) for row in rows}
-    for row in rows:
-        count = counts[row.id]
-        yield from _differences(
-            names[row.id],
-            ("held", row.held_nanos, count.held),
-            ("spent", row.spent_nanos, count.spent),
-            ("covered", row.covered_nanos, count.covered),
-        )
-    if not rows:
-        return
-    within = (limit_segments.c.limit >= rows[0].id, limit_segments.c.limit <= rows[-1].id)
-    parts = conn.execute(select(limit_segments).where(*within, limit_segments.c.org == org_of(conn)))
-    for part in parts:
-        there = counts[part.limit].segments.pop(part.segment, [0, 0, 0, 0])
-        yield from _of_segment(f"{names[part.limit]}, {part.segment}", part, there)
-    for number, count in counts.items():
-        for segment in count.segments:
-            yield Discrepancy(f"{names[number]}, {segment}", "segment", "none", "some")
+def _agrees(hold: Any, sums: _Sums) -> bool:
+    """Tell quickly that nothing is wrong with a hold, as nearly always."""
+    amount, settled, covered = hold.amount_nanos, hold.settled_nanos, hold.covered_nanos
+    moved = (sums.number, sums.held, sums.charged, sums.covered, sums.released)
+    if hold.state == "Settled":
+        return moved == (1, amount, settled, covered, amount - settled)
+    back = amount if hold.state == "Released" else 0
+    return hold.state in ("Held", "Released") and moved == (1, amount, settled, covered, back) and not settled + covered
+
+
+def _of_limits(conn: Connection, numbers: Sequence[int], counts: dict[int, _Count]) -> Iterator[Discrepancy]:
+    within = (limits.c.id >= numbers[0], limits.c.id <= numbers[-1])
+    for rows in _pages(conn, select(limits), limits.c.id, *within):
+        names = {row.id: " ".join(filter(None, (row.kind, row.name, row.period))) for row in rows}
+        for row in rows:
+            count = counts[row.id]
+            yield from _differences(
+                names[row.id],
+                ("held", row.held_nanos, count.held),
+                ("spent", row.spent_nanos, count.spent),
+                ("covered", row.covered_nanos, count.covered),
+            )
+        here = (limit_segments.c.limit >= rows[0].id, limit_segments.c.limit <= rows[-1].id)
+        parts = conn.execute(select(limit_segments).where(*here, limit_segments.c.org == org_of(conn)))
+        for part in parts:
+            there = counts[part.limit].segments.pop(part.segment, [0, 0, 0, 0])
+            yield from _of_segment(f"{names[part.limit]}, {part.segment}", part, there)
+        for number, name in names.items():
+            for segment in counts[number].segments:
+                yield Discrepancy(f"{name}, {segment}", "segment", "none", "some")
 
 
 def _of_segment(what: str, part: Any, there: Sequence[int]) -> Iterator[Discrepancy]:
