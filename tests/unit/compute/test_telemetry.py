@@ -160,6 +160,11 @@ def test_names_of_metrics_are_bounded(tmp_path: Path) -> None:
     assert len(taken.progress.metrics) == telemetry.MAX_METRICS
 
 
+def test_lines_that_were_too_long_show_though_nothing_else_came(tmp_path: Path) -> None:
+    Telemetry(tmp_path).take([], oversized=3)
+    assert read_reported(tmp_path).progress == {"ignored": {"oversized": 3}}
+
+
 def test_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     taken = Telemetry(tmp_path / "missing")
     taken.take([line(type="progress", completed=1)])

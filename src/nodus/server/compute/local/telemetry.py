@@ -244,6 +244,7 @@ class Telemetry:
         """
         with self._lock:
             self.counts.oversized += oversized
+            self._changed |= oversized > 0
             for line in lines:
                 if not self._queue and not self._left_out and self._bucket.take():
                     self._accept([line])
