@@ -56,6 +56,8 @@ def line(**event: Any) -> bytes:
         b'{"type":"metrics","loss":NaN}',
         b'{"type":"phase","name":""}',
         b'{"type":"phase","name":"a\\u0000b"}',
+        b'{"type":"phase","name":"a\\u009b2J"}',
+        b'{"type":"phase","name":"a\\u202eb"}',
         b'{"type":"phase","name":"' + b"x" * 101 + b'"}',
         b'{"type":"unit","unitId":"u"}',
         b'{"type":"task","phase":"p"}',

@@ -41,7 +41,8 @@ STDOUT_MARK = b"nodus.event "
 _MAX_COUNT = 2**53
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:@%+-]*")
 _REPLACING = re.compile(rb'"type"\s*:\s*"(progress|metrics|phase)"')
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal takes for a command, or for another order of the letters."""
 
 
 class Malformed(ValueError):
