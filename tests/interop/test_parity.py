@@ -37,6 +37,7 @@ nodus patch job/same --patch 'not json'
 nodus get jobs --field-selector status.phse=Running
 """.strip().splitlines()
 NEW = "nodus create secret same --from-literal A=b"
+OTHER = "nodus create secret same --from-literal A=c"
 MORE = """
 nodus get jobs -l app=same
 nodus get jobs -l app=same -A
@@ -94,9 +95,12 @@ def test_same_code_and_output(desk: Desk, ours: Desk, made: dict[str, bool], com
         desk.ok("nodus apply -f same.yaml")
         desk.ok("nodus wait job/same --for=jsonpath='{.status.phase}'=Succeeded --timeout=60s")
         made["job"] = True
+    before = {NEW: "nodus delete secret/same --ignore-not-found", OTHER: NEW}.get(command)
+    if before is not None:
+        desk.ok(before)
     theirs = desk.run(command)
-    if command == NEW:
-        desk.ok("nodus delete secret/same")  # ours says "unchanged" of what is there already
+    if before is not None:
+        desk.ok(before)
     mine = ours.run(command)
     assert (mine.returncode, plain(mine.stdout)) == (theirs.returncode, plain(theirs.stdout)), mine.stderr
     assert bool(mine.stderr) == bool(theirs.stderr), (theirs.stderr, mine.stderr)

@@ -15,12 +15,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from nodus.core.durations import parse_duration
 from nodus.core.money import MAX_NANOS, format_usd, parse_usd
 
 Role = Literal["api", "controllers", "gateway"]
 ALL_ROLES: tuple[Role, ...] = ("api", "controllers", "gateway")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 SETTINGS_FILE = "nodus.toml"
+MIN_FUNDING_SLICE_S = 10.0
 _LISTS = ("roles", "source_hosts")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+")
 
@@ -62,6 +64,9 @@ class Settings(BaseModel):
     pricebook: Path | None = Field(
         default=None, description="YAML file with prices, below the data directory; unset means that nothing costs."
     )
+    funding_slice: str = Field(
+        default="10m", description="For how long money is held ahead of what runs, and it runs on without this server."
+    )
     starting_grant_usd: str = Field(
         default="25.00", description="Credits that a new organization gets, once; 0 gives none."
     )
@@ -94,6 +99,8 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
+        if parse_duration(self.funding_slice) < MIN_FUNDING_SLICE_S:
+            raise ValueError(f"{self.funding_slice} is no time to fund ahead; {MIN_FUNDING_SLICE_S:g}s is the least")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key go together; give both or neither")
         for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):

@@ -168,6 +168,7 @@ def test_server_killed_at_a_moment_of_the_start_runs_the_command_once(server: Se
 def test_supervisor_killed_makes_a_new_attempt_with_the_same_state(server: Server) -> None:
     job = server.add("lost", "sh", "-c", "echo x >> /nodus/state/n; [ $(wc -l < /nodus/state/n) = 2 ] || sleep 60")
     server.in_phase(job, "Running")
+    eventually((server.data_dir / "jobs" / job.uid / "state" / "n").exists)
     os.kill(server.supervisor(server.attempts(job)[0]), signal.SIGKILL)
     done = server.in_phase(job, "Succeeded", "Failed")
     assert [a.status["phase"] for a in server.attempts(job)] == ["Lost", "Succeeded"]

@@ -164,6 +164,8 @@ def test_volume_revisions_count_up_and_never_change(store: Store) -> None:
     assert store.read_sync(volumes.tree, volume.uid, 1) == sorted(files)
     with pytest.raises(NotFound, match="no revision 9"):
         store.read_sync(volumes.tree, volume.uid, 9)
+    with pytest.raises(NotFound):
+        store.read_sync(volumes.tree, volume.uid, 2**40)
 
 
 def test_an_api_key_is_found_by_its_hash_until_it_goes(store: Store, clock: FakeClock) -> None:

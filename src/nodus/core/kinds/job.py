@@ -10,6 +10,7 @@ from pydantic import Field
 
 from nodus.core.kinds.base import AGE, NAME, PHASE, RUN_PHASES, USD, Column, Duration, Kind, Model, RunState, dollars
 from nodus.core.kinds.resources import (
+    Cost,
     Distributed,
     EnvVar,
     Network,
@@ -300,6 +301,10 @@ class AttemptStatus(Model):
     """What the command reported: stage, units, metrics, tasks; and how many of its events were ignored, by why."""
     checkpoints: dict[str, Any] | None = None
     """How many checkpoints the command saved (``count``); ``seq``, ``time``, ``size``, ``trigger`` of the newest."""
+    funding: dict[str, Any] | None = None
+    """Where it costs something: how many slices of money it has taken (``slices``), and ``untilTime`` they last."""
+    cost: Cost | None = None
+    """What it has cost, where it costs something."""
 
 
 ATTEMPT = Kind(

@@ -6,21 +6,43 @@ next one is taken. So a run holds little, and one that is paused, killed or forg
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodus.server.billing.metering import amount_of, time_for
 
 SECOND_US = 1_000_000
-SLICE_US = 600 * SECOND_US
-"""What a slice pays for, where there is enough."""
-RENEW_US = 300 * SECOND_US
-"""The next slice is taken when less than this is left: a server may be away for so long and no run notices."""
-RESERVE_US = 60 * SECOND_US
-"""Left when a run without further money is asked for a checkpoint and stopped."""
-LEAST_US = 30 * SECOND_US
-"""A slice that pays for less, beyond what is in hand, is not worth taking."""
-ASK_AGAIN_US = 10 * SECOND_US
-"""How often a run that was refused asks again while it can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far ahead runs are funded, in microseconds. Everything follows from the length of a slice."""
+
+    slice_us: int = 600 * SECOND_US
+    """What a slice pays for, where there is enough."""
+
+    @property
+    def renew_us(self) -> int:
+        """The next slice is taken when less than this is left: a server may be away for so long and no run notices."""
+        return self.slice_us // 2
+
+    @property
+    def reserve_us(self) -> int:
+        """Left when a run without further money is asked for a checkpoint and stopped."""
+        return self.slice_us // 10
+
+    @property
+    def least_us(self) -> int:
+        """A slice that pays for less, beyond what is in hand, is not worth taking."""
+        return self.slice_us // 20
+
+    @property
+    def ask_again_us(self) -> int:
+        """How often a run that was refused asks again while it can go on."""
+        return self.slice_us // 60
+
+
+PACE = Pace()
 
 
 class Paid(NamedTuple):
@@ -63,13 +85,14 @@ class Closing(NamedTuple):
     beyond: int
 
 
-def opening(rate: int) -> Wanted:
+def opening(rate: int, pace: Pace = PACE) -> Wanted:
     """Return the slice to take before a run begins.
 
     Args:
         rate: Nano-dollars an hour, above zero.
+        pace: How far ahead runs are funded.
     """
-    return Wanted(amount_of(rate, SLICE_US), amount_of(rate, RESERVE_US + LEAST_US))
+    return Wanted(amount_of(rate, pace.slice_us), amount_of(rate, pace.reserve_us + pace.least_us))
 
 
 def funded_us(rate: int, paid: Paid) -> int:
@@ -77,21 +100,21 @@ def funded_us(rate: int, paid: Paid) -> int:
     return time_for(rate, paid.charged + paid.held)
 
 
-def step(rate: int, paid: Paid, ran_us: int) -> Roll | Wait:
+def step(rate: int, paid: Paid, ran_us: int, pace: Pace = PACE) -> Roll | Wait:
     """Return what is due for a run that has run for so long."""
     left_us = funded_us(rate, paid) - ran_us
-    if left_us > RENEW_US:
-        return Wait(left_us - RENEW_US)
+    if left_us > pace.renew_us:
+        return Wait(left_us - pace.renew_us)
     used = _used(rate, paid, ran_us)
     free = paid.held - used
-    amount = amount_of(rate, ran_us + SLICE_US) - paid.charged - used
-    return Roll(used, Wanted(max(amount, free), free + amount_of(rate, LEAST_US)))
+    amount = amount_of(rate, ran_us + pace.slice_us) - paid.charged - used
+    return Roll(used, Wanted(max(amount, free), free + amount_of(rate, pace.least_us)))
 
 
-def refused(rate: int, paid: Paid, ran_us: int) -> Wait | Stop:
+def refused(rate: int, paid: Paid, ran_us: int, pace: Pace = PACE) -> Wait | Stop:
     """Return what to do when the next slice was refused."""
-    left_us = funded_us(rate, paid) - ran_us - RESERVE_US
-    return Stop() if left_us <= 0 else Wait(min(left_us, ASK_AGAIN_US))
+    left_us = funded_us(rate, paid) - ran_us - pace.reserve_us
+    return Stop() if left_us <= 0 else Wait(min(left_us, pace.ask_again_us))
 
 
 def close(rate: int, paid: Paid, ran_us: int) -> Closing:

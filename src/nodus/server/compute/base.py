@@ -121,7 +121,9 @@ class MemberState:
         reason: ``OOMKilled``, ``DeadlineExceeded``, ``StartFailed``, the reason of a stop, or the one that the command
             wrote to ``/nodus/termination/message.json``.
         retryable: False when the command said that another try fails the same way.
-        times: Seconds since the epoch by name: ``created``, ``started``, ``finished``.
+        times: Seconds since the epoch by name: ``created``, ``started``, ``finished``, and ``pausedAt`` while its
+            funding has run out; plain seconds: ``paused`` in all before that, and ``ran`` once it has ended.
+        funded_s: How long it may run, pauses left out; None where that isn't limited.
     """
 
     key: str
@@ -135,6 +137,7 @@ class MemberState:
     times: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     isolation: str | None = None
+    funded_s: float | None = None
 
     @property
     def ended(self) -> bool:

@@ -25,7 +25,7 @@ from nodus.core.errors import NodusError
 from nodus.core.kinds import ATTEMPT, JOB, SANDBOX
 from nodus.server import outputlists
 from nodus.server.compute.base import NOTHING_SAID, Collected, MemberSpec, MemberState, Reported
-from nodus.server.controllers import givingup, memberspec, sandboxmember, stopping
+from nodus.server.controllers import funding, givingup, memberspec, sandboxmember, stopping
 from nodus.server.controllers.runtime import (
     NOTHING,
     Action,
@@ -34,6 +34,7 @@ from nodus.server.controllers.runtime import (
     EventNote,
     EventType,
     Outcome,
+    Payment,
     Trouble,
 )
 from nodus.server.store import blobs, objects
@@ -69,6 +70,15 @@ class Context:
     result: ActionResult | None = None
     said: Reported = NOTHING_SAID
     """What its command has reported."""
+    place: funding.Place | None = None
+    """Where it runs or would run."""
+    account: funding.Account | None = None
+    """Its books, where it costs something."""
+
+    @property
+    def slices(self) -> int:
+        """How many slices of funding it has taken."""
+        return int((self.obj.status.get("funding") or {}).get("slices") or 0)
 
 
 class AttemptController(BaseController):
@@ -80,6 +90,7 @@ class AttemptController(BaseController):
         lookups: Secrets, volumes and tokens.
         node: This host's id; attempts of other nodes are left alone.
         clock: Where time comes from.
+        terms: On what terms runs cost something.
 
     Attributes:
         wake: Called with the uid of an attempt that may have become next in line for capacity.
@@ -87,7 +98,15 @@ class AttemptController(BaseController):
 
     kind = ATTEMPT
 
-    def __init__(self, store: Store, backend: LocalBackend, lookups: Lookups, node: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        backend: LocalBackend,
+        lookups: Lookups,
+        node: str,
+        clock: Clock,
+        terms: funding.Terms = funding.FREE_TERMS,
+    ) -> None:
         self.wake: Callable[[str], None] = lambda uid: None
         self._line: tuple[str, ...] = ()
         self._store = store
@@ -95,6 +114,7 @@ class AttemptController(BaseController):
         self._lookups = lookups
         self._node = node
         self._clock = clock
+        self._terms = terms
 
     def eligible(self, obj: Object) -> bool:
         """Tell whether the attempt is this node's and hasn't ended."""
@@ -107,7 +127,10 @@ class AttemptController(BaseController):
         if member.phase == "Absent":
             live = objects.list_(conn, ATTEMPT, None, fields="status.phase in (Pending,Starting,Running)").items
             line = self._line = waiting_line(a for a in live if a.spec.get("node") in (None, self._node))
-        return Context(obj, _owner(conn, obj), member, line, said=self._backend.reported(obj.uid))
+        owner = _owner(conn, obj)
+        place, account = (None, None) if owner is None else funding.load(conn, obj, owner, self._node, self._terms)
+        said = self._backend.reported(obj.uid)
+        return Context(obj, owner, member, line, said=said, place=place, account=account)
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Follow the member."""
@@ -117,16 +140,25 @@ class AttemptController(BaseController):
             case "Absent":
                 return _decide_absent(ctx, now)
             case "Exited" | "Lost":
-                return _decide_ended(ctx)
+                return _decide_ended(ctx, now)
             case phase:
-                return _decide_live(ctx, phase)
+                return _decide_live(ctx, phase, now)
 
     async def act(self, ctx: Context, action: Action) -> ActionResult:
         """Start, stop or collect."""
         uid = ctx.obj.uid
         match action.name:
+            case "reserve":
+                return await self._reserve(ctx, action)
+            case "give-back":
+                await self._backend.finish(uid)
+                self._wake_next(uid)
+                return ActionResult(action.key, action.name)
             case "start":
                 return await self._start(ctx, action)
+            case "fund":
+                await self._backend.fund(uid, **action.args)
+                return ActionResult(action.key, action.name)
             case "stop":
                 reason = action.args["reason"]
                 await self._backend.stop(uid, reason, checkpoint_s=stopping.checkpoint_s(reason))
@@ -137,8 +169,21 @@ class AttemptController(BaseController):
                 raise NotImplementedError(other)
 
     async def gone(self, uid: str) -> None:
-        """Stop a deleted attempt and delete its directory."""
+        """Stop a deleted attempt, charge it for what it used, and delete its directory."""
+        await self._settle(uid)
         await self._backend.release(uid)
+
+    async def settle_left_over(self) -> None:
+        """Settle the holds of attempts that are gone or ended without: a crash, or a pass that was given up."""
+        for uid in await self._store.read(funding.left_over):
+            await self._settle(uid)
+
+    async def _settle(self, uid: str) -> None:
+        if not await self._store.read(funding.holds_money, uid):
+            return
+        rate = await self._backend.funded_rate(uid)
+        ran = funding.ran_us(await self._backend.state(uid), self._clock.now())
+        await self._store.write(funding.settle_left_over, uid, rate, ran)
 
     def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
         """Fail, for good: another attempt would run into the same."""
@@ -169,16 +214,27 @@ class AttemptController(BaseController):
             elif not state.ended and self.kind.is_terminal(phases[state.key]):
                 await self._backend.stop(state.key, "Superseded", grace_s=0)
                 await self._backend.finish(state.key)
+        await self.settle_left_over()
         return sorted(phases)
+
+    async def _reserve(self, ctx: Context, action: Action) -> ActionResult:
+        assert ctx.job is not None
+        request = memberspec.request_of(ctx.job.spec)
+        missing = await self._backend.reserve(ctx.obj.uid, request.cpu, request.memory_bytes, request.gpus)
+        if missing is None:
+            return ActionResult(action.key, action.name)
+        reason = "Queued" if missing.startswith("waiting") else UNSCHEDULABLE
+        return ActionResult(action.key, action.name, {"reason": reason}, error=missing)
 
     async def _start(self, ctx: Context, action: Action) -> ActionResult:
         assert ctx.job is not None
-        uid, request = ctx.obj.uid, memberspec.request_of(ctx.job.spec)
-        missing = await self._backend.reserve(uid, request.cpu, request.memory_bytes, request.gpus)
-        if missing is not None:
-            reason = "Queued" if missing.startswith("waiting") else UNSCHEDULABLE
-            return ActionResult(action.key, action.name, {"reason": reason}, error=missing)
+        uid = ctx.obj.uid
+        reserved = await self._reserve(ctx, action)
+        if reserved.error is not None:
+            return reserved
         try:
+            if ctx.account is not None:
+                await self._backend.fund(uid, seconds=ctx.account.funded_s, rate=ctx.account.place.rate)
             if memberspec.written_volumes(ctx.job.spec):
                 await self._store.write(self._lookups.hold, ctx.job, ctx.obj)
             found = await self._store.read(self._lookups.find, ctx.job)
@@ -288,7 +344,25 @@ def _decide_absent(ctx: Context, now: datetime) -> Outcome:
         # The one before wakes it when it starts; looking again is for when that one can't or won't start.
         return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S * min(10, ahead))
     status = obj.status if obj.status.get("phase") else {**_base(ctx), "phase": "Pending"}
+    if ctx.account is not None and ctx.account.open is None:
+        return _decide_unfunded(ctx, ctx.account, status)
     return Outcome(status=status, action=Action("start", obj.uid))
+
+
+def _decide_unfunded(ctx: Context, account: funding.Account, status: dict[str, Any]) -> Outcome:
+    """It costs something: have room set aside first, then its first slice, so that money is held only where it runs."""
+    obj, result = ctx.obj, ctx.result
+    refusal = funding.refusal_of(result)
+    if refusal is not None:
+        told = funding.told(refusal)
+        note = EventNote("Warning", told["reason"], told["message"])
+        return Outcome(status={**status, **told}, action=_stop(obj, told["reason"]), events=(note,))
+    if result is None or result.name != "reserve":
+        return Outcome(status=status, action=Action("reserve", f"{obj.uid}/reserve"))
+    if result.error is not None:
+        return _decide_started(ctx, result)
+    status = {**status, "placement": funding.placement(account.place), "funding": {"slices": ctx.slices + 1}}
+    return Outcome(status=status, payment=funding.begin(account, ctx.slices), requeue_after_s=0.0)
 
 
 def _decide_started(ctx: Context, result: ActionResult) -> Outcome:
@@ -296,31 +370,63 @@ def _decide_started(ctx: Context, result: ActionResult) -> Outcome:
         # Forked, and not yet at its lock: it shows in a moment.
         return Outcome(status={**_base(ctx), "phase": "Starting"}, requeue_after_s=0.05)
     status = {**_base(ctx), "phase": "Pending", "reason": result.value["reason"], "message": result.error}
+    if ctx.account is not None and ctx.account.open is not None:
+        # It does not begin now: its money is for others until it does.
+        return Outcome(status=status, payment=Payment(settle=ctx.account.open), requeue_after_s=QUEUE_INTERVAL_S)
     return Outcome(status=status, requeue_after_s=QUEUE_INTERVAL_S)
 
 
-def _decide_live(ctx: Context, phase: str) -> Outcome:
-    """The member starts or runs: record it, and stop it when that is asked for."""
+def _decide_live(ctx: Context, phase: str, now: datetime) -> Outcome:
+    """The member starts or runs: record it, keep it funded, and stop it when that is asked for."""
     obj, result = ctx.obj, ctx.result
     status = {**_base(ctx), "phase": phase}
-    stopping = obj.spec.get("state") == "Stopped"
-    if stopping and (result is None or result.name != "stop"):
-        return Outcome(status=status, action=_stop(obj))
-    return Outcome(status=status, requeue_after_s=1.0 if stopping or phase == "Starting" else WATCH_INTERVAL_S)
+    stopped = result is not None and result.name == "stop"
+    if obj.spec.get("state") == "Stopped":
+        return Outcome(status=status, requeue_after_s=1.0) if stopped else Outcome(status=status, action=_stop(obj))
+    if obj.status.get("reason") in stopping.UNFUNDED:
+        told: dict[str, Any] = {name: obj.status[name] for name in ("reason", "message", "fix") if name in obj.status}
+        action = None if stopped else _stop(obj, told["reason"])
+        return Outcome(status={**status, **told}, action=action, requeue_after_s=1.0)
+    if ctx.account is not None and phase == "Running":
+        return _decide_funding(ctx, ctx.account, status, now)
+    return Outcome(status=status, requeue_after_s=1.0 if phase == "Starting" else WATCH_INTERVAL_S)
 
 
-def _decide_ended(ctx: Context) -> Outcome:
+def _decide_funding(ctx: Context, account: funding.Account, status: dict[str, Any], now: datetime) -> Outcome:
+    """Tell the supervisor what is funded, take the next slice when it is due, stop the run when there is none."""
+    obj = ctx.obj
+    if account.funded_s != ctx.member.funded_s:
+        told = {"seconds": account.funded_s, "rate": account.place.rate}
+        return Outcome(status=status, action=Action("fund", f"{obj.uid}/fund/{ctx.slices}", told))
+    due = funding.follow(account, ctx.slices, funding.ran_us(ctx.member, now), ctx.result)
+    if due.payment is not None:
+        status["funding"] = {"slices": ctx.slices + 1}
+        return Outcome(status=status, payment=due.payment, requeue_after_s=0.0)
+    if due.short is not None:
+        note = EventNote("Warning", due.short["reason"], due.short["message"])
+        return Outcome(status={**status, **due.short}, events=(note,), requeue_after_s=0.0)
+    return Outcome(status=status, requeue_after_s=min(WATCH_INTERVAL_S, due.again_s or WATCH_INTERVAL_S))
+
+
+def _decide_ended(ctx: Context, now: datetime) -> Outcome:
     """The member ended: collect what it left, then say how it went."""
     obj, member, result = ctx.obj, ctx.member, ctx.result
     if result is None or result.name != "collect":
         return Outcome(action=Action("collect", f"{obj.uid}/collect"))
     status = {**_base(ctx), **how_it_ended(member)}
     status |= {name: result.value[name] for name in ("outputs", "outputsTotal") if result.value.get(name)}
+    if status.get("reason") in stopping.UNFUNDED:
+        status |= {name: obj.status[name] for name in ("message", "fix") if name in obj.status}
     if result.error and status["phase"] == "Succeeded":
         status |= {"phase": "Failed", "reason": "OutputsNotCollected", "message": result.error}
     kind: EventType = "Normal" if status["phase"] in ("Succeeded", "Cancelled") else "Warning"
     message = status.get("message") or f"exit code {member.exit_code}"
-    return Outcome(status=status, events=(EventNote(kind, status.get("reason") or status["phase"], message),))
+    payment = None
+    if ctx.account is not None:
+        payment = funding.finish(ctx.account, member, funding.ran_us(member, now))
+        status["cost"] = funding.final_cost(ctx.account, payment)
+    note = EventNote(kind, status.get("reason") or status["phase"], message)
+    return Outcome(status=status, payment=payment, events=(note,))
 
 
 def how_it_ended(member: MemberState) -> dict[str, Any]:
@@ -361,28 +467,28 @@ def _base(ctx: Context) -> dict[str, Any]:
         base["progress"] = dict(progress)
     if checkpoints := ctx.said.checkpoint or ctx.obj.status.get("checkpoints"):
         base["checkpoints"] = dict(checkpoints)
+    if taken := ctx.obj.status.get("funding"):
+        base["funding"] = {**taken, **(funding.until(ctx.account, ctx.member) if ctx.account is not None else {})}
     return base
 
 
 def _placement(ctx: Context) -> dict[str, Any] | None:
-    """Where it runs, and how isolated: known once it began, and kept when it has ended."""
-    known = ctx.obj.status.get("placement")
-    isolation = ctx.member.isolation or (known or {}).get("isolation")
+    """Where it runs, at what price, and how isolated: known once it began, and kept when it has ended."""
+    known = ctx.obj.status.get("placement") or {}
+    isolation = ctx.member.isolation or known.get("isolation")
     if isolation is None:
-        return None
-    preview = ((ctx.job.status.get("estimate") or {}) if ctx.job is not None else {}).get("placementPreview") or {}
+        return known or None
     return {
-        **({"offering": preview["offering"]} if "offering" in preview else {}),
+        **(funding.placement(ctx.place) if ctx.place is not None else {"rateUSDPerHour": "0.00"}),
         "node": ctx.obj.spec.get("node"),
         "isolation": isolation,
         "regionClass": "local",
-        "rateUSDPerHour": "0.00",
         "interruptible": False,
     }
 
 
-def _stop(obj: Object) -> Action:
-    return Action("stop", f"{obj.uid}/stop", {"reason": obj.spec.get("stopReason") or "Cancelled"})
+def _stop(obj: Object, reason: str | None = None) -> Action:
+    return Action("stop", f"{obj.uid}/stop", {"reason": reason or obj.spec.get("stopReason") or "Cancelled"})
 
 
 def _phases(conn: Connection, uids: list[str]) -> dict[str, str | None]:

@@ -116,6 +116,10 @@ class EnvironmentController(BaseController):
         result = ActionResult("", "check", {"reason": givingup.INTERNAL_ERROR}, message)
         return _failed(result, fingerprint(obj.spec), now)
 
+    async def abandon(self, obj: Object) -> None:
+        """Stop the check."""
+        await self.gone(obj.uid)
+
     async def gone(self, uid: str) -> None:
         """Stop the check of an Environment that was deleted."""
         for key in [key for key in self._checks if key.startswith(f"{uid}/")]:

@@ -27,7 +27,7 @@ from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, Unsupported
 from nodus.core.kinds import ATTEMPT, JOB, VOLUME, Kind
 from nodus.server.compute.local import images
-from nodus.server.controllers import givingup, jobslots, jobstatus, memberspec, stopping
+from nodus.server.controllers import funding, givingup, jobslots, jobstatus, memberspec, stopping
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.jobslots import Failure, Slot
 from nodus.server.controllers.runtime import (
@@ -41,7 +41,7 @@ from nodus.server.controllers.runtime import (
     Outcome,
     Trouble,
 )
-from nodus.server.store import objects
+from nodus.server.store import ledger, objects
 from nodus.server.store.cascade import dependents
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from nodus.server.controllers.gitsource import GitSources
     from nodus.server.controllers.lookups import Lookups
     from nodus.server.store import Store
+    from nodus.server.store.ledger import Cost
     from nodus.server.store.objects import Object
 
 JOB_LABEL, RANK_LABEL, INDEX_LABEL = "nodus.dev/job", "nodus.dev/rank", "nodus.dev/index"
@@ -60,6 +61,9 @@ LATE_S = 15.0
 """How long after a Job's timeout what should have ended itself is stopped from here."""
 SOURCE_INTERVAL_S = 1.0
 """How often a fetch under way is asked how it stands."""
+SHORT_INTERVAL_S = 5.0
+"""How often a Job that was suspended for want of money looks whether there is some."""
+NO_COST = ledger.Cost()
 _COPIED = ("message", "fix")
 
 
@@ -78,6 +82,10 @@ class Context:
     result: ActionResult | None = None
     slots: tuple[Slot, ...] = ()
     """Its indexes with their attempts."""
+    cost: Cost = NO_COST
+    """What the books say of it."""
+    short: Mapping[str, str] | None = None
+    """Reason, message and fix why no further attempt would be funded, where one was stopped for that."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slots", jobslots.slots_of(self.job.spec, self.attempts))
@@ -108,6 +116,7 @@ class JobController(BaseController):
         store: Where what Jobs wrote to Volumes is committed.
         lookups: What they wrote.
         sources: Fetches git sources; without it Jobs that have one fail.
+        terms: On what terms runs cost something.
     """
 
     kind = JOB
@@ -121,7 +130,9 @@ class JobController(BaseController):
         store: Store,
         lookups: Lookups,
         sources: GitSources | None = None,
+        terms: funding.Terms = funding.FREE_TERMS,
     ) -> None:
+        self._terms = terms
         self._sources = sources
         self._node = node
         self._backend = backend
@@ -141,7 +152,11 @@ class JobController(BaseController):
             image = images.resolve(obj.spec.get("image") or "nodus/base").to_status()
         except Unsupported:
             image = None
-        return Context(obj, tuple(attempts), self._node, image, _revisions(conn, obj))
+        cost = ledger.cost_of(conn, obj.uid)
+        ctx = Context(obj, tuple(attempts), self._node, image, _revisions(conn, obj), cost=cost)
+        if not any(slot.reason in stopping.UNFUNDED for slot in ctx.slots if not slot.live):
+            return ctx
+        return dataclasses.replace(ctx, short=funding.shortage(conn, obj, self._node, self._terms))
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Start, follow, retry or end."""
@@ -244,6 +259,8 @@ def _decide(ctx: Context, now: datetime) -> Outcome:
         return _succeed(ctx, now)
     if (pause := _pause_reason(ctx)) is not None:
         return Outcome(status={**_status(ctx), "phase": "Suspended", "reason": pause})
+    if ctx.short is not None:
+        return Outcome(status={**_status(ctx), "phase": "Suspended", **ctx.short}, requeue_after_s=SHORT_INTERVAL_S)
     return _decide_next(ctx, now)
 
 
@@ -345,7 +362,7 @@ def _more(
 ) -> Outcome:
     """Make attempts for the next indexes, as many as may be alive at once; those that failed just now wait."""
     created: list[NewObject] = []
-    places = jobslots.room(ctx.spec, live)
+    places = jobslots.room(ctx.spec, live) if ctx.short is None else 0
     for slot in ctx.slots:
         if slot.live or slot.done or len(created) >= places:
             continue
@@ -423,7 +440,7 @@ def _left_s(ctx: Context, now: datetime) -> float | None:
 def _status(ctx: Context, new: int = 0) -> dict[str, Any]:
     # The image it began with, or the one its user accepted since.
     image = ctx.image if ctx.image and _accepts(ctx.job, ctx.image) else ctx.job.status.get("image") or ctx.image
-    return jobstatus.basic(ctx.job, ctx.slots, image, new)
+    return jobstatus.basic(ctx.job, ctx.slots, image, ctx.cost, new)
 
 
 # Ends ---------------------------------------------------------------------------------------------------------

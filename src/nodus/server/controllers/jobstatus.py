@@ -7,33 +7,34 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from nodus.server import outputlists
+from nodus.server.billing import costs
 from nodus.server.controllers import memberspec
 from nodus.server.controllers.jobslots import Slot, is_indexed, ranges
 from nodus.server.controllers.outcome import EventNote
 from nodus.server.outputlists import Carrier
 
 if TYPE_CHECKING:
+    from nodus.server.store.ledger import Cost
     from nodus.server.store.objects import Object
 
 _KEPT = ("startTime", "estimate", "pinned", "topology")
 
 
-def basic(job: Object, slots: Sequence[Slot], image: dict[str, str] | None, new: int = 0) -> dict[str, Any]:
+def basic(job: Object, slots: Sequence[Slot], image: dict[str, str] | None, cost: Cost, new: int = 0) -> dict[str, Any]:
     """Return what stays of the status from pass to pass, brought up to date.
 
     Args:
         job: The Job.
         slots: Its indexes.
         image: What its image is taken to be.
+        cost: What the books say of it.
         new: How many attempts are about to be created.
     """
-    cost: dict[str, Any] = {"totalUSD": "0.00", "final": False}
-    if job.spec.get("maxCostUSD") is not None:
-        cost["limitUSD"] = job.spec["maxCostUSD"]
+    running = [slot.last for slot in slots if slot.phase == "Running" and slot.last is not None]
     status: dict[str, Any] = {
         "attempts": _counts(job, slots, new),
         "observedGeneration": job.generation,
-        "cost": cost,
+        "cost": costs.to_wire(cost, job.spec.get("maxCostUSD"), running),
         **{name: job.status[name] for name in _KEPT if name in job.status},
     }
     if is_indexed(job.spec):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from nodus.core.kinds import Kind
 
 if TYPE_CHECKING:
+    from nodus.server.store.ledger import Charge, HoldRequest
     from nodus.server.store.objects import Object
 
 
@@ -44,6 +45,25 @@ class Update:
     finalizers: list[str] | None = None
     status: dict[str, Any] | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """Money that moves together with what else an outcome says.
+
+    Where the hold is refused nothing of the outcome is applied: the next pass decides again, with the refusal as its
+    ``result``, an :class:`ActionResult` of the name :data:`REFUSED`.
+    """
+
+    settle: str | None = None
+    """Reference of a hold to end, with ``charges``."""
+    charges: tuple[Charge, ...] = ()
+    hold: HoldRequest | None = None
+    """A hold to take."""
+    spender: Object | None = None
+    """Whose limits the hold stands under besides its own: they are read in the transaction that takes it."""
+
+
+REFUSED = "payment-refused"
 
 EventType = Literal["Normal", "Warning"]
 
@@ -89,6 +109,7 @@ class Outcome:
     update: Sequence[Update] = ()
     delete: Sequence[Object] = ()
     events: Sequence[EventNote] = ()
+    payment: Payment | None = None
     action: Action | None = None
     requeue_after_s: float | None = None
     """Look again after this many seconds, though nothing changed."""
@@ -102,7 +123,7 @@ class Outcome:
     @property
     def writes(self) -> bool:
         """Whether it changes anything but the status."""
-        return bool(self.create or self.update or self.delete or self.events)
+        return bool(self.create or self.update or self.delete or self.events or self.payment)
 
 
 NOTHING = Outcome()

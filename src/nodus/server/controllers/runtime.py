@@ -27,7 +27,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from nodus.core.clock import Clock, SystemClock
-from nodus.core.errors import AlreadyExists, Conflict, Expired, NotFound, StaleLease, StoreError
+from nodus.core.errors import (
+    AlreadyExists,
+    BudgetExceeded,
+    Conflict,
+    Expired,
+    InsufficientCredits,
+    NotFound,
+    StaleLease,
+    StoreError,
+)
 from nodus.core.kinds import Kind
 from nodus.server.controllers import givingup
 from nodus.server.controllers.applying import apply
@@ -35,12 +44,14 @@ from nodus.server.controllers.givingup import Patience, Trouble
 from nodus.server.controllers.leasekeeper import LeaseKeeper
 from nodus.server.controllers.outcome import (
     NOTHING,
+    REFUSED,
     Action,
     ActionResult,
     EventNote,
     EventType,
     NewObject,
     Outcome,
+    Payment,
     Update,
 )
 from nodus.server.controllers.workqueue import WorkQueue
@@ -56,6 +67,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING",
+    "REFUSED",
     "TERMINAL_PHASES",
     "Action",
     "ActionResult",
@@ -67,6 +79,7 @@ __all__ = [
     "Manager",
     "NewObject",
     "Outcome",
+    "Payment",
     "Trouble",
     "Update",
 ]
@@ -320,7 +333,10 @@ class Manager:
             ctx = await self._store.read(controller.load, obj)
         except Exception:  # noqa: BLE001 - reading may be just what keeps failing
             ctx = None
-        await controller.abandon(obj)
+        try:
+            await controller.abandon(obj)
+        except Exception:  # it may be just what fails, and the object ends all the same
+            log.exception("%s %s: not everything that it held could be given back", key.kind, key.uid)
         outcome = dataclasses.replace(controller.give_up(obj, ctx, trouble, now), action=None)
         if not outcome.writes and outcome.status is None:
             return
@@ -369,6 +385,9 @@ class Manager:
         except StaleLease:
             self._drop(key)
             return None
+        except (InsufficientCredits, BudgetExceeded) as refusal:
+            self._results[key] = ActionResult(REFUSED, REFUSED, {"refusal": refusal}, error=refusal.message)
+            return 0.0
         except (Conflict, NotFound) as error:
             if isinstance(error, AlreadyExists):
                 raise

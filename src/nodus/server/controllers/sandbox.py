@@ -22,9 +22,10 @@ from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, SandboxNotRunning, Unsupported
 from nodus.core.kinds import ATTEMPT, PROCESS, SANDBOX, Kind
+from nodus.server.billing import costs
 from nodus.server.compute.local import images
 from nodus.server.compute.processes import Activity
-from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses
+from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses, stopping
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.runtime import (
     NOTHING,
@@ -38,7 +39,7 @@ from nodus.server.controllers.runtime import (
     Update,
 )
 from nodus.server.controllers.sandboxprocesses import Known
-from nodus.server.store import objects
+from nodus.server.store import ledger, objects
 from nodus.server.store.cascade import dependents
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ TOLD_EVERY_S = 10.0
 """How coarse ``status.lastActivityTime`` is while nothing else changes."""
 SETTLED = ("Stopped", "Failed")
 _STOPS = ("Stopped", "Idle", "MaxLifetime")
+NO_COST = ledger.Cost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Context:
     activity: Activity | None = None
     """Of its newest attempt, while that runs."""
     image: dict[str, str] | None = None
+    cost: ledger.Cost = NO_COST
+    """What the books say of it."""
     result: ActionResult | None = None
 
     @property
@@ -149,7 +153,8 @@ class SandboxController(BaseController):
             image = images.resolve(obj.spec.get("image") or "nodus/agent-tools").to_status()
         except Unsupported:
             image = None
-        ctx = Context(obj, tuple(attempts), known, self._node, image=image)
+        cost = ledger.cost_of(conn, obj.uid)
+        ctx = Context(obj, tuple(attempts), known, self._node, image=image, cost=cost)
         if ctx.live is not None and ctx.live.status.get("phase") == "Running":
             ctx = replace(ctx, activity=self._backend.processes.read_activity(ctx.live.uid))
         return ctx
@@ -322,6 +327,9 @@ def _decide_down(ctx: Context, now: datetime) -> Outcome:
         return NOTHING
     if last.status.get("phase") == "Lost":
         return _recover(ctx, last, now)
+    if last.status.get("phase") == "Cancelled" and ended in stopping.UNFUNDED:
+        told_why = {name: last.status.get(name) for name in ("message", "fix")}
+        return _settle(ctx, now, "Stopped", ended, **told_why)
     if ended in _STOPS:
         return _settle(ctx, now, "Stopped", ended)
     code = last.status.get("exitCode")
@@ -405,7 +413,8 @@ def _status(ctx: Context) -> dict[str, Any]:
     kept = ("attempt", "processCount", "recoveries", "startTime", "observedStart")
     status: dict[str, Any] = {name: told[name] for name in kept if told.get(name) is not None}
     status["observedGeneration"] = ctx.sandbox.generation
-    status["cost"] = {"totalUSD": "0.00", "final": False}
+    running = [ctx.live] if ctx.live is not None and ctx.live.status.get("phase") == "Running" else []
+    status["cost"] = costs.to_wire(ctx.cost, ctx.sandbox.spec.get("maxCostUSD"), running)
     if ctx.image is not None:
         status["image"] = ctx.image
     return status

@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nodus.core.durations import parse_duration
 from nodus.core.ids import new_uid
 from nodus.core.kinds import ATTEMPT
+from nodus.server.billing.funding import Pace
 from nodus.server.compute.local.backend import LocalBackend
 from nodus.server.controllers.attempt import AttemptController
+from nodus.server.controllers.funding import Terms
 from nodus.server.controllers.gitsource import GitSources
 from nodus.server.controllers.job import JobController
 from nodus.server.controllers.lookups import Lookups
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NODE_FILE = "node"
+SETTLE_INTERVAL_S = 30.0
 NODE_TTL_S = 300.0
 """A host that wasn't heard of for so long is lost, and its attempts with it."""
 
@@ -70,8 +74,9 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     backend: LocalBackend = services.backend
     node = node_id(data_dir)
     lookups = Lookups(services)
-    attempts = AttemptController(services.store, backend, lookups, node, services.clock)
-    jobs = JobController(node, backend, services.clock, services.store, lookups, GitSources(services))
+    terms = Terms(services.prices.version, Pace(round(parse_duration(services.settings.funding_slice) * 1_000_000)))
+    attempts = AttemptController(services.store, backend, lookups, node, services.clock, terms)
+    jobs = JobController(node, backend, services.clock, services.store, lookups, GitSources(services), terms)
     sandboxes = SandboxController(node, backend)
     controllers: list[Controller[Any]] = [jobs, attempts, sandboxes, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)
@@ -85,6 +90,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
             group.create_task(_forever("controllers", manager.run)),
             group.create_task(_forever("members", lambda: _follow_members(backend, manager, sandboxes))),
             group.create_task(_forever("heartbeat", lambda: _heartbeat(services, node))),
+            group.create_task(_forever("left-over-holds", lambda: _settle_left_over(attempts))),
             group.create_task(_warm(backend)),
         ]
         try:
@@ -130,6 +136,13 @@ async def _heartbeat(services: Services, node: str) -> None:
         except Exception:  # a store that is away for now is no reason to stop the controllers
             log.exception("the node's heartbeat could not be written")
         await asyncio.sleep(NODE_TTL_S / 10)
+
+
+async def _settle_left_over(attempts: AttemptController) -> None:
+    """Now and then, end the holds of attempts that nothing else will end."""
+    while True:
+        await asyncio.sleep(SETTLE_INTERVAL_S)
+        await attempts.settle_left_over()
 
 
 def end_lost_attempts(conn: Connection) -> int:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 SUSPENDED = "Suspended"
 SIBLING_FAILED = "JobFailed"
 """Why attempts are stopped whose Job fails with another index."""
-PAUSES = frozenset({SUSPENDED})
+UNFUNDED = frozenset({"MaxCostReached", "InsufficientCredits", "BudgetExceeded"})
+"""Reasons of a stop for want of money: the run's own cap, the credits, or a Budget."""
+PAUSES = UNFUNDED | {SUSPENDED}
 """Reasons after which the run goes on later."""
 STOP_REASONS = PAUSES | {"Cancelled", "Deleted", "Stopped", "Idle", "MaxLifetime", SIBLING_FAILED}
 """Reasons of a stop that is no failure of the command."""

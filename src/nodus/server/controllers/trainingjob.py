@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.clock import parse_rfc3339, rfc3339
 from nodus.core.kinds import JOB, TRAINING_JOB, VOLUME
+from nodus.server.billing import costs
 from nodus.server.controllers import givingup
 from nodus.server.controllers.runtime import (
     NOTHING,
@@ -35,7 +36,7 @@ from nodus.server.controllers.runtime import (
     Update,
 )
 from nodus.server.kinds.trainingjob import provenance
-from nodus.server.store import blobs, objects, volumes
+from nodus.server.store import blobs, ledger, objects, volumes
 from nodus.server.training import measuring, progress
 from nodus.server.training.compile import JOB_LABEL, ModelPin
 from nodus.server.training.models import Pin
@@ -53,6 +54,9 @@ FOLLOW_INTERVAL_S = 1.0
 IMPORT_INTERVAL_S = 0.5
 BLOCKED_INTERVAL_S = 5.0
 MODEL_VOLUME_SIZE = "200Gi"
+NO_COST = ledger.Cost()
+_OF_NOW = ("rateUSDPerHour", "fundedUntilTime")
+"""What of a Job's cost is about this moment, and its TrainingJob's too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class Context:
     """Its spec, compiled; made until the Job exists."""
     report: progress.Report | None = None
     """What the trainer said and how completions were graded; read once the Job exists."""
+    cost: ledger.Cost = NO_COST
+    """What the books say of it."""
     result: ActionResult | None = None
 
     @property
@@ -102,7 +108,8 @@ class TrainingJobController(BaseController):
         """Read the Job; without one the model's Volume and the compiled spec, with one what it has reported."""
         job = objects.find(conn, JOB, obj.project, obj.name)
         if job is not None or obj.status.get("job"):
-            return Context(obj, job=job, report=progress.read(conn, obj))
+            cost = ledger.cost_of(conn, obj.uid)
+            return Context(obj, job=job, report=progress.read(conn, obj), cost=cost)
         name = _pinned_model(obj).get("volume")
         volume = objects.find(conn, VOLUME, obj.project, name) if name else None
         model = _model_pin(conn, obj, volume)
@@ -159,6 +166,10 @@ class TrainingJobController(BaseController):
         if ctx.job is None or not ctx.owns_job or ctx.job.status.get("phase") in TERMINAL_PHASES:
             return failed
         return dataclasses.replace(failed, update=[Update(ctx.job, spec={**ctx.job.spec, "state": "Cancelled"})])
+
+    async def abandon(self, obj: Object) -> None:
+        """Give the graders back."""
+        await self.gone(obj.uid)
 
     async def gone(self, uid: str) -> None:
         """Give the graders of a run back, and forget its tasks."""
@@ -273,9 +284,12 @@ def _follow(ctx: Context, job: Object, phase: str) -> dict[str, Any]:
     obj = ctx.obj
     status = {key: value for key, value in obj.status.items() if key not in ("reason", "message", "fix")}
     status |= {"phase": phase, "job": job.name}
-    for key in ("reason", "message", "fix", "attempts", "cost", "startTime", "completionTime"):
+    for key in ("reason", "message", "fix", "attempts", "startTime", "completionTime"):
         if job.status.get(key) is not None:
             status[key] = job.status[key]
+    # The bill is its own: grading is on it too.
+    now = {name: job.status["cost"][name] for name in _OF_NOW if name in (job.status.get("cost") or {})}
+    status["cost"] = costs.to_wire(ctx.cost, obj.spec.get("maxCostUSD"), final=phase in TERMINAL_PHASES) | now
     if job.status.get("outputs"):
         status["outputs"] = [
             {"name": output["name"], "sizeBytes": output.get("size", output.get("sizeBytes"))}

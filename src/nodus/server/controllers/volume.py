@@ -136,6 +136,10 @@ class VolumeController(BaseController):
             return NOTHING
         return givingup.ended(self.kind, obj, trouble, now)
 
+    async def abandon(self, obj: Object) -> None:
+        """Stop the import, and give its disk space back; a later look begins it anew."""
+        await self._models.forget(obj.uid)
+
     async def gone(self, uid: str) -> None:
         """Stop the import of a Volume that was deleted, and delete its files."""
         await self._models.forget(uid)

@@ -14,6 +14,9 @@ from nodus.server.store.codec import from_us, pack, unpack
 from nodus.server.store.context import lock_objects, now_us, org_of
 from nodus.server.store.schema import volume_revisions
 
+_MOST_REVISIONS = 2**31 - 1
+"""PostgreSQL compares its column with no larger number."""
+
 
 class FileEntry(NamedTuple):
     """One file of a tree."""
@@ -99,7 +102,7 @@ def tree(conn: Connection, volume_uid: str, revision: int) -> list[FileEntry]:
     query = select(volume_revisions.c.tree).where(
         volume_revisions.c.volume == volume_uid, volume_revisions.c.revision == revision
     )
-    packed = conn.execute(query).scalar()
+    packed = conn.execute(query).scalar() if revision <= _MOST_REVISIONS else None
     if packed is None:
         raise NotFound(f"the volume has no revision {revision}", details={"revision": revision})
     return [FileEntry(*entry) for entry in unpack(packed)]

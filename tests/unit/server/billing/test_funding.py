@@ -4,10 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodus.server.billing.funding import (
-    LEAST_US,
-    RENEW_US,
-    RESERVE_US,
-    SLICE_US,
+    PACE,
     Paid,
     Roll,
     Stop,
@@ -25,22 +22,22 @@ RATE = 3_600_000_000
 
 
 def test_the_first_slice_pays_for_a_slice_or_at_least_for_a_stop():
-    assert opening(RATE) == (SLICE_US, RESERVE_US + LEAST_US)
+    assert opening(RATE) == (PACE.slice_us, PACE.reserve_us + PACE.least_us)
 
 
 def test_nothing_is_due_while_enough_is_in_hand():
-    assert step(RATE, Paid(0, SLICE_US), 0) == Wait(SLICE_US - RENEW_US)
+    assert step(RATE, Paid(0, PACE.slice_us), 0) == Wait(PACE.slice_us - PACE.renew_us)
 
 
 def test_the_next_slice_is_taken_before_the_last_one_ends():
-    due = step(RATE, Paid(0, SLICE_US), SLICE_US - RENEW_US)
-    assert due == Roll(used=SLICE_US - RENEW_US, next=(SLICE_US, RENEW_US + LEAST_US))
+    due = step(RATE, Paid(0, PACE.slice_us), PACE.slice_us - PACE.renew_us)
+    assert due == Roll(used=PACE.slice_us - PACE.renew_us, next=(PACE.slice_us, PACE.renew_us + PACE.least_us))
 
 
 def test_a_run_that_gets_no_more_goes_on_to_the_reserve():
-    paid = Paid(0, RENEW_US)
-    assert isinstance(refused(RATE, paid, RENEW_US - RESERVE_US - 1), Wait)
-    assert refused(RATE, paid, RENEW_US - RESERVE_US) == Stop()
+    paid = Paid(0, PACE.renew_us)
+    assert isinstance(refused(RATE, paid, PACE.renew_us - PACE.reserve_us - 1), Wait)
+    assert refused(RATE, paid, PACE.renew_us - PACE.reserve_us) == Stop()
 
 
 def test_time_beyond_the_hold_is_not_charged():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -37,6 +38,7 @@ from nodus.server.compute.local.attemptdir import (
 )
 from nodus.server.compute.local.capacity import Machine, Share, Shares
 from nodus.server.compute.local.collect import PutFile, collect
+from nodus.server.compute.local.fundedtime import Funding, read_funding, write_funding
 from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.member import kill_left_over
 from nodus.server.compute.local.prepare import BlobPath, prepare
@@ -161,6 +163,27 @@ class LocalBackend:
         self._poke(attempt)
         _never_begin(attempt, {"reason": reason, "message": "stopped before it started"})
 
+    async def fund(self, key: str, *, seconds: float, rate: int) -> None:
+        """Let a member run for ``seconds`` since its start, pauses left out, and then pause it.
+
+        Args:
+            key: The member's; it need not have been started.
+            seconds: In all.
+            rate: Nano-dollars an hour, for :meth:`funded_rate`.
+        """
+        await asyncio.to_thread(self._fund, key, Funding(seconds, rate))
+
+    def _fund(self, key: str, funding: Funding) -> None:
+        attempt = self.directory(key)
+        attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_funding(attempt.path, funding)
+        self._poke(attempt)
+
+    async def funded_rate(self, key: str) -> int:
+        """Return what an hour of a member costs in nano-dollars; 0 where it costs nothing or nothing is known of it."""
+        found = await asyncio.to_thread(read_funding, self.directory(key).path)
+        return 0 if found is None else found.rate
+
     async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
         """Record that a member can't be started and never will be."""
         end = {"reason": "StartFailed", "message": message, "fix": fix, "retryable": False}
@@ -196,7 +219,9 @@ class LocalBackend:
             return MemberState(key, "Starting" if alive else "Absent")
         if status["phase"] != EXITED and not alive:
             return _to_state(key, status, lost=True)
-        return _to_state(key, status)
+        funding = read_funding(attempt.path)
+        state = _to_state(key, status)
+        return state if funding is None else dataclasses.replace(state, funded_s=funding.seconds)
 
     def reported(self, key: str) -> Reported:
         """Return what a member's command has said of itself."""

@@ -35,6 +35,7 @@ from nodus.server.compute.local.attemptdir import (
     write_json,
 )
 from nodus.server.compute.local.eventsocket import Ask
+from nodus.server.compute.local.fundedtime import FundedTime
 from nodus.server.compute.local.hosting import Hosting
 from nodus.server.compute.local.logstore import LogWriter
 from nodus.server.compute.local.member import describe_end, start_member
@@ -90,6 +91,7 @@ class Supervisor:
         self._ask: Ask | None = None
         self._ask_until: float | None = None
         self._timeout_at: float | None = None
+        self._funded: FundedTime | None = None
         self._log = LogWriter(attempt.log, limit_bytes=int(spec.get("logLimitBytes", 50 << 20)))
         self._lost_bytes = 0
 
@@ -113,8 +115,8 @@ class Supervisor:
             self._timeout_at = time.monotonic() + float(timeout_s) if timeout_s is not None else None
             if hosting is not None:
                 hosting.begin(member)
-            with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as starting.
-                self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
+            self._funded = FundedTime(self._attempt.path, member.inner_pid)
+            self._write_running(member)
             self._proxy.start()
             self._reporting.start()
             # Closing writes: a sandbox that ended already is what the watch below finds.
@@ -148,7 +150,8 @@ class Supervisor:
                 ready = {fd for fd, _ in poller.poll(self._wait_ms())}
                 if output in ready and not self._copy(output):
                     poller.unregister(output)
-                if control.fileno() in ready:
+                poked = control.fileno() in ready
+                if poked:
                     self._answer(control)
                 if self._reporting.fd in ready:
                     self._reporting.clear()
@@ -157,13 +160,15 @@ class Supervisor:
                         self._stop_reason = None  # It ended by itself, before it was told to.
                     return member.wait()
                 self._enforce(member)
+                self._keep_funded(member, poked=poked)
         finally:
             os.close(ended)
 
     def _wait_ms(self) -> float | None:
         due = [moment for moment in (self._kill_at, self._timeout_at, self._ask_until) if moment is not None]
-        if self._stop_reason is None and (next_s := self._reporting.ask_when_due()) is not None:
-            due.append(time.monotonic() + next_s)
+        if self._stop_reason is None:
+            later = (self._reporting.ask_when_due(), self._funded.due_s() if self._funded is not None else None)
+            due += [time.monotonic() + next_s for next_s in later if next_s is not None]
         # Stop requests come with a poke of the control socket; looking now and then covers one that got lost.
         return 1000.0 * max(0.0, min(2.0, *(moment - time.monotonic() for moment in due))) if due else 2000.0
 
@@ -175,6 +180,8 @@ class Supervisor:
             self._ask = self._ask_until = None
             member.kill_tree()
         if self._stop_reason is None and self._stop_requested():
+            if self._funded is not None:
+                self._funded.resume()  # What is stopped runs to its end: the money for that is kept in hand.
             wait_s = self._checkpoint_s()
             if wait_s <= 0 or (ask := self._reporting.ask()) is None:
                 self._terminate(member, now)
@@ -186,6 +193,22 @@ class Supervisor:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             member.kill_tree()
+
+    def _keep_funded(self, member: SandboxProcess, *, poked: bool) -> None:
+        """Pause a member whose funding has run out, and let it go on when there is more."""
+        funded = self._funded
+        if funded is None or self._stop_reason is not None:
+            return
+        if (poked or funded.due_s() == 0) and funded.enforce():
+            self._times["paused"] = funded.paused_s
+            self._times.pop("pausedAt", None)
+            if funded.paused:
+                self._times["pausedAt"] = time.time()
+            self._write_running(member)
+
+    def _write_running(self, member: SandboxProcess) -> None:
+        with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as it did.
+            self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
 
     def _terminate(self, member: SandboxProcess, now: float) -> None:
         grace_s = float((self._attempt.read_stop() or {}).get("graceSeconds", self._spec.get("graceSeconds", 10)))
@@ -278,6 +301,9 @@ class Supervisor:
 
     def _finish(self, end: dict[str, Any]) -> None:
         self._times["finished"] = time.time()
+        if self._funded is not None:
+            self._times["ran"] = self._funded.ran_s
+            self._times.pop("pausedAt", None)
         if self._lost_bytes:
             end["logBytesLost"] = self._lost_bytes
         final = {**end, "logBytes": self._log.total_bytes, "termination": self._termination()}
