@@ -140,6 +140,21 @@ async def test_altered_file_is_never_committed_and_a_good_retry_is(
     assert hub.downloads["model.safetensors"] == 2 and hub.downloads["config.json"] == 1
 
 
+async def test_import_that_can_never_be_kept_fails_and_frees_its_disk_space(
+    store: Store, clock: FakeClock, manager: Manager, make_volume: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such call")
+
+    monkeypatch.setattr(VolumeFiles, "take", broken)
+    made = make_volume({"huggingface": {"repo": "acme/tiny"}})
+    failed = await settle(store, clock, manager, made.uid, ("Ready", "Failed"))
+    assert (failed.status["phase"], failed.status["reason"]) == ("Failed", "InternalError")
+    assert "the server's step 'import' failed" in failed.status["message"]
+    assert "RuntimeError: no such call" in failed.status["message"]
+    assert not (tmp_path / "imports" / made.uid).exists()
+
+
 async def test_file_that_is_cut_short_is_never_committed(
     store: Store, clock: FakeClock, manager: Manager, make_volume: Any, hub: FakeHub
 ) -> None:
