@@ -74,6 +74,7 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         )  # fmt: skip
         parts.build(services)
         services.checks["disk"] = lambda: low_disk(settings.data_dir)
+        services.checks["storage"] = services.storage.almost_full
         store.write_sync(ensure_projects)
         store.write_sync(ensure_identity, services)
         store.write_sync(ensure_starting_grant, settings.starting_grant_usd)
@@ -172,7 +173,10 @@ async def background(services: Services) -> AsyncIterator[None]:
     kept = Retention(
         settings.retain_changes_hours * 3600, settings.retain_events_days * DAY_S, settings.retain_audit_days * DAY_S
     )
-    tasks = [asyncio.create_task(keep_house(services.store, kept), name="prune")]
+    tasks = [
+        asyncio.create_task(keep_house(services.store, kept), name="prune"),
+        asyncio.create_task(services.storage.keep_measured(), name="storage"),
+    ]
     if "controllers" in settings.roles:
         tasks.append(asyncio.create_task(keep_swept(services.store, settings), name="sweep"))
     try:

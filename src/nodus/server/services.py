@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nodus.server.billing.pricebook import PriceBook, read_price_book
+from nodus.server.storage import Storage
 
 if TYPE_CHECKING:
     from nodus.core.clock import Clock
@@ -44,8 +45,14 @@ class Services:
     """The controller manager, once it runs."""
     limits: Any = None
     """Limits on logins; made with the application."""
+    storage: Storage = field(init=False)
+    """How much is stored, against how much may be."""
     checks: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     """What can be degraded while the server works: name to a function that says how, or ``None`` when all is well."""
+
+    def __post_init__(self) -> None:
+        """Make what needs nothing but the store and the settings."""
+        self.storage = Storage(self.store, self.settings)
 
     def degraded(self) -> list[str]:
         """What does not work fully now, a line each; ``/readyz`` prints them."""

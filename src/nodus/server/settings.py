@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nodus.core.durations import parse_duration
 from nodus.core.money import MAX_NANOS, format_usd, parse_usd
+from nodus.core.sizes import quantity
 
 Role = Literal["api", "controllers", "gateway"]
 ALL_ROLES: tuple[Role, ...] = ("api", "controllers", "gateway")
@@ -70,6 +71,9 @@ class Settings(BaseModel):
     starting_grant_usd: str = Field(
         default="25.00", description="Credits that a new organization gets, once; 0 gives none."
     )
+    storage_limit: str | None = Field(
+        default=None, description="Most that is stored, such as 500Gi; uploads beyond are refused. Unset: what fits."
+    )
     retain_changes_hours: float = Field(
         default=24, ge=1, le=720, description="Hours for which a watch can be resumed; 20,000 changes at most."
     )
@@ -106,6 +110,8 @@ class Settings(BaseModel):
         for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not path.is_file():
                 raise ValueError(f"{flag}: there is no file {path}")
+        if self.storage_limit is not None:
+            quantity(self.storage_limit)
         if self.public_url is not None and not _ORIGIN.fullmatch(self.public_url):
             raise ValueError(f"--public-url {self.public_url!r} is no origin; write it like https://nodus.example.com")
         if self.host not in LOOPBACK_HOSTS and self.tls_cert is None and not self.behind_proxy:

@@ -50,6 +50,7 @@ async def grant_upload(call: Call) -> Response:
     if await store.read(blobs.find, project, sha256) is not None and store.blobs.claim(sha256):
         await store.write(blobs.touch, project, sha256)
         return json_response({"exists": True})
+    await call.services.storage.require(size)
     params = {"project": project, "size": str(size), "type": media_type}
     url = signed_url(call.request, call.services, "PUT", UPLOAD_PATH + sha256, params, GRANT_SECONDS)
     return json_response({"exists": False, "url": url, "method": "PUT", "headers": {}})
@@ -91,7 +92,9 @@ async def receive_blob(
         BadRequest: there are fewer or more bytes than announced.
         SHA256Mismatch: other bytes than announced.
         RequestEntityTooLarge: more than ``limit_bytes``.
+        QuotaExceeded: more than the server stores.
     """
+    await services.storage.require(int(request.headers.get("content-length") or 0) if size is None else size)
     limit = min(BLOB_LIMIT_BYTES, limit_bytes) if size is None else size
     with services.store.blobs.writer() as writer:
         try:
@@ -108,6 +111,7 @@ async def receive_blob(
         total = writer.size_bytes
         digest = await anyio.to_thread.run_sync(writer.commit, sha256)
     await services.store.write(blobs.index, project, digest, total, media_type)
+    services.storage.added(total)
     return digest, total
 
 

@@ -75,6 +75,7 @@ async def begin_upload(call: Call) -> Response:
         return idempotent.replayed(answer) if isinstance(answer, Reply) else json_response(answer, 201)
     if mode == "Write":
         revisions.check_fits(obj, _number(body, "bytes", 0), _number(body, "files", 0))
+        await call.services.storage.require(0)  # how much of it is here already is found out file by file
     newest = await call.services.store.read(volumes.latest, obj.uid)
     base = newest.revision if newest is not None else 0
     if mode == "Write":
@@ -174,8 +175,10 @@ async def put_bundle(call: Call, upload_id: str) -> Response:
     if total != len(content):
         raise BadRequest(f"{total} bytes are announced and {len(content)} came; nothing was stored")
     revisions.check_fits(obj, total, len(entries))
+    await call.services.storage.require(total)
     await anyio.to_thread.run_sync(_store_bundle, call, entries, content)
     await call.services.store.write(_index, obj.project, entries)
+    call.services.storage.added(total)
     await anyio.to_thread.run_sync(lambda: _uploads(call).put(upload_id, *entries))
     call.audited = True  # nothing has changed yet: the commit is noted
     return json_response({"files": len(entries)}, 201)
@@ -213,6 +216,7 @@ async def _receive_piece(call: Call, volume: Object, sha256: str, size: int, off
         async for _ in call.request.stream():  # the last piece, sent again because its answer was lost
             pass
         return size
+    await call.services.storage.require(size - offset)
     partials, key, turn = _partials(call), (volume.uid, sha256), next(_turns)
     _writing[key] = turn
     try:
@@ -229,6 +233,7 @@ async def _receive_piece(call: Call, volume: Object, sha256: str, size: int, off
         return piece.position
     await anyio.to_thread.run_sync(partials.finish, volume.uid, sha256, size)
     await store.write(blobs.index, volume.project, sha256, size)
+    call.services.storage.added(size)
     return size
 
 

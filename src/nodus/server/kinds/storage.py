@@ -145,6 +145,7 @@ class VolumeAdmission(Admission[VolumeSpec]):
             draft.reject("spec.source", "is empty; name one of huggingface, url, git and s3, or leave it out")
         elif source is not None:
             sources.check(conn, draft, source)
+            services.storage.check(0)
         draft.status = {"phase": "Pending" if given else "Ready", "revision": 0}
 
     def deleting(self, conn: Connection, services: Services, obj: Object) -> None:
