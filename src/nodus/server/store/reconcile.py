@@ -147,21 +147,21 @@ class _Sums:
     @classmethod
     def of(cls, lines: Sequence[Any]) -> _Sums:
         sums = cls()
-        for line in lines:
-            if line.type == "Hold":
-                sums.held += line.amount_nanos
+        for _, _, type_, _, _, amount, segment, quantity in lines:
+            if type_ == "Hold":
+                sums.held += amount
                 sums.number += 1
-            elif line.type == "Charge":
-                sums.charged += line.amount_nanos
-            elif line.type == "Release":
-                sums.released += line.amount_nanos
-            elif line.type == "Cover":
-                sums.covered += line.amount_nanos
-            if line.segment:
-                part = sums.segments.setdefault(line.segment, [0, 0, 0, 0])
-                borne = line.type == "Cover"
-                part[borne] += line.amount_nanos
-                part[2 + borne] += line.quantity
+            elif type_ == "Charge":
+                sums.charged += amount
+            elif type_ == "Release":
+                sums.released += amount
+            elif type_ == "Cover":
+                sums.covered += amount
+            if segment:
+                part = sums.segments.setdefault(segment, [0, 0, 0, 0])
+                borne = type_ == "Cover"
+                part[borne] += amount
+                part[2 + borne] += quantity
         return sums
 
 
@@ -191,14 +191,16 @@ class _Accounts:
 
     def add(self, lines: Sequence[Any]) -> Iterator[Discrepancy]:
         """Book transfers; yield those that can't be."""
-        for line in lines:
-            way = (line.debit, line.credit)
-            grants = line.type == "Grant"
-            if way != ACCOUNTS.get(line.type) or line.amount_nanos < 0 or grants != (line.hold is None):
-                shown = f"{line.type} of ${format_usd(line.amount_nanos)} from {line.debit} to {line.credit}"
-                yield Discrepancy(f"transfer {line.seq}", "accounts", shown, "no such transfer")
-            self.balances[line.debit] = self.balances.get(line.debit, 0) - line.amount_nanos
-            self.balances[line.credit] = self.balances.get(line.credit, 0) + line.amount_nanos
+        balances = self.balances
+        for seq, hold, type_, debit, credit, amount, _, _ in lines:
+            grants = type_ == "Grant"
+            if (debit, credit) != ACCOUNTS.get(type_) or amount < 0 or grants != (hold is None):
+                shown = f"{type_} of ${format_usd(amount)} from {debit} to {credit}"
+                yield Discrepancy(f"transfer {seq}", "accounts", shown, "no such transfer")
+                balances.setdefault(debit, 0)
+                balances.setdefault(credit, 0)
+            balances[debit] -= amount
+            balances[credit] += amount
 
 
 # Where they differ --------------------------------------------------------------------------------------------------
