@@ -500,7 +500,7 @@ async def test_a_process_for_files_that_is_frozen_from_inside_keeps_nothing_busy
     async def content() -> AsyncIterator[bytes]:
         yield b"x"
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # content that does not end
 
     putting = asyncio.create_task(own.processes.put_file(own.key, "/workspace/f", content(), limit_bytes=MIB))
     await asyncio.wait_for(begun.wait(), 20)

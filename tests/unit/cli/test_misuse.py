@@ -31,7 +31,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("get tj -o jsonpath", "unknown output format"),
         ("get tj -o jsonpath=", "unknown output format"),
         ("volume rm data /", "`nodus volume clear data`"),
-        ("create foo bar", "There are apikey, member, project, sandbox, secret, serviceaccount,"),
+        ("create foo bar", "There are apikey, budget, member, project, sandbox, secret, serviceaccount,"),
     ],
 )
 def test_wrong_usage_ends_with_two(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

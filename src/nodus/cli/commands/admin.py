@@ -89,8 +89,14 @@ def rotate_keys(data_dir: Path | None, drop_old: bool, yes: bool) -> None:
     print(f"The master keys of before are gone{f'; {ended} API keys ended with them' if ended else ''}.")
 
 
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError("no path has a NUL in it")
+    return Path(text)
+
+
 @command.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=_path)
 @DATA_DIR
 @click.option("--without-state", is_flag=True, help="Leave out checkpoints, workspaces of sandboxes and logs.")
 def backup(directory: Path, data_dir: Path | None, without_state: bool) -> None:
@@ -120,7 +126,7 @@ def backup(directory: Path, data_dir: Path | None, without_state: bool) -> None:
 
 
 @command.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("directory", type=_path)
 @DATA_DIR
 def restore(directory: Path, data_dir: Path | None) -> None:
     """Put the backup in DIRECTORY back into a data directory that is new or empty.
