@@ -177,6 +177,7 @@ COMMAND_LINE: dict[str, set[str]] = {
     "logout": set(),
     "config": set(),
     "admin": set(),
+    "billing": {"--output", "-o"},
     "auth": set(),
     "whoami": {"--output", "-o"},
     "api-resources": set(),

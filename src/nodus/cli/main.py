@@ -66,13 +66,16 @@ SECTIONS: dict[str, dict[str, str]] = {
         "volume": "Put files into volumes and get them back.",
         "secret": "Create secrets from literals and files.",
     },
+    "Money": {
+        "billing": "Show what can be spent, what is set aside, and what this month has cost.",
+    },
     "Keys and settings": {
         "login": "Log in to a server.",
         "logout": "Log out: revokes the key that the login made and takes its context away.",
         "auth": "Print credentials and permissions.",
         "whoami": "Show whose key is in use, and where.",
         "config": "Show and change the contexts in ~/.nodus/config.",
-        "admin": "Look after a server: bring people in, back it up, change its master key.",
+        "admin": "Look after a server: bring people in, grant credits, back it up, change its master key.",
     },
     "Help": {
         "api-resources": "List the kinds of objects the server has.",
@@ -88,13 +91,14 @@ ELSEWHERE: dict[str, str] = {
     "annotate": "labels:annotate",
     **{name: f"state:{name}_command" for name in ("cancel", "suspend", "resume", "stop", "start")},
 }
+# Kinds that `get` shows in ways of their own, as MODULE:NAME below nodus.cli.
+GETS: dict[str, str] = {"usage": "wallet:usage", "transactions": "wallet:transactions"}
 # Other spellings of commands.
 ALIASES: dict[str, str] = {"vol": "volume"}
 # Commands of the hosted product that this release has no server for.
 NOT_YET: dict[str, str] = {
     "agentrun": "agents",
     "inference": "hosted inference",
-    "billing": "billing",
     "pool": "pools",
     "deploy": "apps and functions",
     "serve": "apps and functions",
@@ -139,6 +143,10 @@ class LazyGroup(Group):
         name = args[0] if args else ""
         if name in NOT_YET:
             raise click.UsageError(f"{name!r} is not part of this release: it has no {NOT_YET[name]} yet.", ctx)
+        if name == "get" and args[1:2] and args[1] in GETS:
+            module, _, attribute = GETS[args[1]].partition(":")
+            shown: click.Command = getattr(import_module(f"nodus.cli.{module}"), attribute)
+            return f"get {args[1]}", with_epilog(shown), args[2:]
         if args and name not in (*COMMANDS, *ALIASES) and not name.startswith("-"):
             raise unknown_command(ctx, name, COMMANDS)
         return super().resolve_command(ctx, args)

@@ -240,12 +240,6 @@ def test_a_selector_that_is_empty_deletes_nothing(run: Run, server: FakeServer) 
     assert writes(server) == []
 
 
-def test_what_is_not_kept_yet_is_said(run: Run, server: FakeServer) -> None:
-    server.script = lambda asked: Reply({"resources": []})
-    assert run("get", "usage")[2].startswith("error: this server keeps no usage yet\nfix: ")
-    assert run("get", "transactions", "-o", "json")[0] == 1
-
-
 def test_gpu_filters_are_field_selectors(run: Run, server: FakeServer) -> None:
     server.script = lambda asked: Reply({"rows": []})
     run("get", "gpus", "--gpu", "H100", "--count", "8", "--region", "us", "--interruptible")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from nodus.cli.commands import admin_ledger
+from nodus.cli.commands import admin_grant, admin_ledger
 from nodus.cli.groups import Group
 from nodus.cli.options import DATA_DIR
 from nodus.cli.session import Session, connected
@@ -16,11 +16,12 @@ from nodus.cli.session import Session, connected
 
 @click.group(name="admin", cls=Group)
 def command() -> None:
-    """Look after a server: bring people in, back it up, change its master key, check its ledger.
+    """Look after a server: bring people in, grant credits, back it up, change its master key, check its ledger.
 
     \b
     Examples:
       nodus admin login-link --member ada
+      nodus admin grant --amount 25
       nodus admin backup /mnt/backups/nodus
       nodus admin sweep
       nodus admin rotate-keys
@@ -29,6 +30,7 @@ def command() -> None:
 
 
 command.add_command(admin_ledger.command)
+command.add_command(admin_grant.command)
 
 
 @command.command("login-link")

@@ -21,8 +21,8 @@ from nodus.core.labels import label_problem
     metavar="Monthly|Total",
     help="Count anew each month, or for good; Monthly when unset.",
 )
-@click.option("--scope-project", "project", metavar="NAME", help="Count only what this project spends.")
-@click.option("--scope-member", "member", metavar="MEMBER", help="Count only what a member spends: name or email.")
+@click.option("--scope-project", metavar="NAME", help="Count only what this project spends.")
+@click.option("--scope-member", metavar="MEMBER", help="Count only what a member spends: name or email.")
 @click.option(
     "--scope-label", "labels", metavar="KEY=VALUE", multiple=True, help="Count only objects with it; repeatable."
 )
@@ -44,8 +44,8 @@ def command(
     name: str,
     limit: str,
     period: str | None,
-    project: str | None,
-    member: str | None,
+    scope_project: str | None,
+    scope_member: str | None,
     labels: tuple[str, ...],
     action: str | None,
     thresholds: tuple[int, ...],
@@ -61,8 +61,8 @@ def command(
       nodus create budget nlp --limit 50 --scope-label team=nlp --action Notify
     """
     scope: JsonObject = {
-        "project": project,
-        "member": None if member is None else _member(session, member),
+        "project": scope_project,
+        "member": None if scope_member is None else _member(session, scope_member),
         "selector": {"matchLabels": dict(map(_label, labels))} if labels else None,
     }
     spec: JsonObject = {

@@ -17,14 +17,11 @@ from nodus.cli.tables import TablePrinter
 from nodus.cli.targets import Target, parse_targets, targets_of_files
 from nodus.cli.watching import changes, newest_version
 from nodus.client.resources import JsonObject
-from nodus.core.errors import NodusError, NotFound
 
 PAGE = 500
 """Rows that are asked for at once where there is a limit."""
 BY_START = ("Process",)
 """Kinds that are shown in the order in which they began, the newest last; their names only count."""
-# Words that mean a kind of the wallet, which not every server has.
-WALLET = {"usage": "usagerecords", "transactions": "transactions"}
 GPU_FIELDS = {
     "gpu": "spec.accelerator.family",
     "count": "spec.count",
@@ -86,9 +83,10 @@ def command(
       nodus get environments -n nodus               # the catalog
       nodus get gpus --gpu H100 --count 8           # what there is to run on
       nodus get auditevents --limit 20              # the newest writes
+      nodus get usage --group-by project --since 30d
       nodus get tj/my-grpo -o jsonpath='{.status.outputs[*].name}'
     """
-    targets = targets_of_files(session, files) if files else _targets(session, what)
+    targets = targets_of_files(session, files) if files else parse_targets(session, what)
     if mine:
         user = session.run(session.api.call("GET", "/auth/whoami")).get("user")
         selector = ",".join(part for part in (selector, f"nodus.dev/created-by={user}") if part)
@@ -139,17 +137,6 @@ def _start(metadata: JsonObject) -> tuple[Any, ...]:
     parts = re.split(r"(\d+)", str(metadata.get("name")))
     name = [(int(part), "") if part.isdigit() else (0, part) for part in parts]
     return str(metadata.get("namespace")), str(metadata.get("creationTimestamp")), name
-
-
-def _targets(session: Session, what: tuple[str, ...]) -> list[Target]:
-    if what and what[0] in WALLET:
-        try:
-            return parse_targets(session, (WALLET[what[0]], *what[1:]))
-        except NotFound as error:
-            raise NodusError(
-                f"this server keeps no {what[0]} yet", fix="`nodus get tj,jobs` shows what each run has cost."
-            ) from error
-    return parse_targets(session, what)
 
 
 def _gpu_fields(targets: list[Target], gpus: dict[str, Any]) -> list[str]:

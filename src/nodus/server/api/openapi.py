@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from nodus._version import __version__
 from nodus.core.errors import NotFound
-from nodus.core.kinds import KINDS, Kind
+from nodus.core.kinds import KINDS, USAGE_RECORD, Kind
 from nodus.server.api.call import Call
 from nodus.server.api.changing import JSON_PATCH, MERGE_PATCH
 from nodus.server.api.creating import BATCH_LIMIT
@@ -61,6 +61,28 @@ _LIST = (
     Param("allowWatchBookmarks", "Watch: also send BOOKMARK events, at least every 30 s.", "boolean"),
     Param("timeoutSeconds", "Watch: end the stream after so long.", "integer", limits=_SECONDS),
 )
+_BOOKS = (
+    *_SELECTORS[1:],
+    *_LIST[2:4],
+    Param("since", "Only lines from then on: a duration back from now (`30d`), a date, or an RFC 3339 time."),
+    Param("until", "Only lines before then; likewise."),
+)
+_GROUP_BY = Param(
+    "groupBy",
+    "Answer with sums, a UsageSummary: `project`, `kind`, `object`, `meter`, `day`, `segment`, `offering`, `rank`, "
+    "`member`, `label:KEY`, with commas.",
+)
+_SUMMARY: Schema = {
+    "type": "object",
+    "required": ["kind", "rows", "totalUSD"],
+    "properties": {
+        "kind": {"type": "string", "enum": ["UsageSummary"]},
+        "groupBy": {"type": "array", "items": {"type": "string"}},
+        "rows": {"type": "array", "items": {"type": "object", "required": ["group", "amountUSD"]}},
+        "totalUSD": {"type": "string"},
+        "coveredUSD": {"type": "string"},
+    },
+}
 _DRY_RUN = Param("dryRun", "`All` checks and answers as usual, and stores nothing.", limits={"enum": ["All"]})
 
 
@@ -125,7 +147,8 @@ def _kind_paths(kind: Kind) -> Document:
 
 
 def _collection(kind: Kind, path: str) -> Document:
-    found = {"get": _list(kind, path, f"List or watch {kind.plural}.")}
+    verbs = "List or watch" if "watch" in kind.verbs else "List"
+    found = {"get": _list(kind, path, f"{verbs} {kind.plural}.")}
     if "create" in kind.verbs:
         found["post"] = _verb(
             kind, "create", path, 201, f"Create {_a(kind)}, or up to {BATCH_LIMIT} in one {kind.name}List.",
@@ -144,7 +167,10 @@ def _named(kind: Kind) -> Document:
 
 
 def _list(kind: Kind, path: str, summary: str) -> Document:
-    return _verb(kind, "list", path, 200, summary, answer=reference(f"{kind.name}List"), query=_LIST)
+    query, answer = _BOOKS if kind.flat else _LIST, reference(f"{kind.name}List")
+    if kind is USAGE_RECORD:
+        query, answer = (*query, _GROUP_BY), {"anyOf": [answer, _SUMMARY]}
+    return _verb(kind, "list", path, 200, summary, answer=answer, query=query)
 
 
 def _item(kind: Kind, path: str) -> Document:
