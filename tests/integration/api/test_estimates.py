@@ -87,6 +87,14 @@ async def test_indexes_cost_each_and_hold_as_many_as_run_at_once(api: Api, price
     assert (capped["holdUSD"], capped["concurrentHoldUSD"]) == ("6.00", "7.00")
 
 
+async def test_as_much_is_held_as_is_funded_ahead(api: Api, priced: Any, rich: None, services: Services) -> None:
+    priced(CENT_A_SECOND)
+    services.settings = services.settings.model_copy(update={"funding_slice": "20s"})
+    found, _ = await plan(api, maxCostUSD="0.02")
+    assert (found["holdUSD"], found["blockingReasons"][0]["code"]) == ("0.02", "MaxCostTooLow")
+    assert (await plan(api))[0]["holdUSD"] == "0.20"
+
+
 async def test_gang_of_one_node_holds_as_a_gang(api: Api, priced: Any, rich: None) -> None:
     priced(CENT_A_SECOND)
     found, _ = await plan(api, distributed={"nodes": 1})

@@ -17,6 +17,7 @@ from nodus.core.clock import rfc3339
 from nodus.core.money import format_usd, parse_usd
 from nodus.core.sizes import exact_quantity
 from nodus.server.billing import funding
+from nodus.server.billing.funding import PACE, Pace
 from nodus.server.billing.metering import amount_of, rate_of
 from nodus.server.billing.pricebook import DEFAULT, PriceBook
 from nodus.server.training.resources import Notice, Shape
@@ -46,6 +47,8 @@ class Terms:
 
     prices: PriceBook
     now: datetime
+    pace: Pace = PACE
+    """How far ahead runs are funded."""
     limits: Callable[[], Iterable[Counted]] = tuple
     """Reads the credits and Budgets that its holds stand under, its own cap left out; not asked for what is free."""
 
@@ -61,6 +64,7 @@ class Quote:
         members: How many are run in all.
         at_once: How many of them at the same time.
         gang: Whether they only run together.
+        pace: How far ahead they are funded.
         startup_us: Time of each that is spent before its work begins, where it was measured; within ``times``.
     """
 
@@ -70,6 +74,7 @@ class Quote:
     members: int = 1
     at_once: int = 1
     gang: bool = False
+    pace: Pace = PACE
     startup_us: int = 0
 
     @property
@@ -81,7 +86,7 @@ class Quote:
 
     def first_hold(self) -> funding.Wanted:
         """Return what is held before the first member begins, at most the cap."""
-        opening = funding.opening(self.rate) if self.rate else funding.Wanted(0, 0)
+        opening = funding.opening(self.rate, self.pace) if self.rate else funding.Wanted(0, 0)
         return opening if self.cap is None else opening._replace(amount=min(opening.amount, self.cap))
 
     def to_wire(self) -> dict[str, Any]:

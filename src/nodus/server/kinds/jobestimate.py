@@ -73,6 +73,7 @@ def _quote(spec: JobSpec, shape: Shape | None, terms: Terms) -> Quote:
         members=spec.completions or 1,
         at_once=_at_once(spec, shape),
         gang=spec.distributed is not None,
+        pace=terms.pace,
     )
 
 

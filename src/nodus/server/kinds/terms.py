@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nodus.core.durations import parse_duration
 from nodus.server.billing import budgets
 from nodus.server.billing.estimates import Terms
+from nodus.server.billing.funding import SECOND_US, Pace
 from nodus.server.store import limits
 from nodus.server.store.codec import from_us
 from nodus.server.store.context import now_us, org_of
@@ -28,7 +30,8 @@ def terms(conn: Connection, services: Services, draft: Draft) -> Terms:
         services: the server's.
         draft: the object that is planned; Budgets count it by its project and labels.
     """
-    return Terms(services.prices, services.clock.now(), partial(_limits, conn, draft))
+    pace = Pace(round(parse_duration(services.settings.funding_slice) * SECOND_US))
+    return Terms(services.prices, services.clock.now(), pace, partial(_limits, conn, draft))
 
 
 def _limits(conn: Connection, draft: Draft) -> Iterator[Counted]:

@@ -97,7 +97,7 @@ def estimate(plan: Plan, spec: Mapping[str, Any], terms: Terms, project: str, fi
         expected = spec.get("expectedDuration")
         times = _expected(expected) if isinstance(expected, str) else _times(figures, load)
         startup_us = 0 if expected else math.ceil(figures.startup_us)
-        quote = Quote(_rate(plan.chosen, terms), times, cap_of(spec), startup_us=startup_us)
+        quote = Quote(_rate(plan.chosen, terms), times, cap_of(spec), pace=terms.pace, startup_us=startup_us)
         result = _work_to_wire(load, figures) | _place_to_wire(plan.chosen, spec) | quote.to_wire()
         if times is not None and times.p90:
             result["duration"] = {name: _duration(time_us) for name, time_us in times._asdict().items()}
