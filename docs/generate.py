@@ -30,6 +30,9 @@ QUOTED_ANNOTATION = r": '([^']*)'"
 ERROR_MODULES = ("nodus.core.errors.reasons", "nodus.client.config", "nodus.client.http", "nodus.recipes.errors")
 PUBLIC_MODULES = ("nodus", "nodus.log", "nodus.checkpoint", "nodus.cluster", "nodus.recipes.rl")
 
+# What users get from an attribute and never import, with the names that it has on the page.
+RETURNED = (("Outputs", "nodus.client.outputs", "Outputs"),)
+
 
 def pages() -> dict[str, str]:
     """Every generated page: path from the project's root to its text."""
@@ -276,6 +279,9 @@ def python_page() -> str:
             thing = getattr(imported, name)
             if not isinstance(thing, ModuleType | str):
                 lines += _described(f"{module}.{name}", thing)
+    lines += ["## What these return\n"]
+    for attribute, module, name in RETURNED:
+        lines += _described(attribute, getattr(importlib.import_module(module), name))
     return "\n".join(lines)
 
 
@@ -309,6 +315,8 @@ def _described(path: str, thing: object) -> Iterator[str]:
     for name, member in {name: member for cls in own for name, member in vars(cls).items()}.items():
         if name.startswith("_") or name in described or not member.__doc__:
             continue
+        if inspect.iscoroutinefunction(member) and not hasattr(member, "__wrapped__"):
+            continue  # for our own code: what users call blocks and has a twin
         if not isinstance(member, str | int | float | tuple):
             shown = f"`{name}`" if isinstance(member, property) else _call(name, member)
             rows.append((shown, _first_line(member)))

@@ -20,7 +20,15 @@ PAGE_ITEMS = 5000
 
 
 class Outputs:
-    """Outputs of one run.
+    """Outputs of one run: what `run.outputs` and `job.outputs` are.
+
+    Example::
+
+        run = rl.train(tasks, reward)
+        run.wait()
+        run.outputs.list()                       # names, such as adapter/adapter_model.safetensors
+        run.outputs.download("./outputs")        # every file, checked by its sha256
+        run.outputs.read("comparison.json")      # the bytes of one
 
     Args:
         api: The server.
