@@ -65,8 +65,10 @@ CRASHER = Crasher()
 
 @pytest.fixture
 def crashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_sql = CRASHER.wrap(prepared.run_sql)
     for module in (prepared, appended):
-        monkeypatch.setattr(module, "run_sql", CRASHER.wrap(prepared.run_sql))
+        monkeypatch.setattr(module, "run_sql", run_sql)
+    monkeypatch.setattr(appended, "run_many", CRASHER.wrap(prepared.run_many))
 
 
 def _act_for(conn: Connection, org: str, new: bool) -> None:

@@ -1,7 +1,7 @@
-"""Rows that only ever get appended and that no transaction reads: changes and the audit trail.
+"""Rows that only ever get appended and that no transaction reads: changes, the audit trail, the books.
 
-SQLite takes many in one statement in little more than the time for one, so they wait until the group of transactions
-commits. PostgreSQL gets each at once.
+They wait until the group of transactions commits: SQLite takes many in one statement in little more than the time for
+one, and PostgreSQL in one round trip.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, insert
 
 from nodus.server.store.context import context
-from nodus.server.store.prepared import Prepared, run_sql
+from nodus.server.store.prepared import Prepared, run_many, run_sql
 
 _MOST_AT_ONCE = 64
 
@@ -26,15 +26,14 @@ class Appended:
 
     def add(self, conn: Connection, row: Mapping[str, Any]) -> None:
         """Append a row, at the latest with the commit."""
-        ctx = context(conn)
-        if ctx.shared.dialect == "sqlite":
-            ctx.later.append((self, row))
-        else:
-            self._one.run(conn, row)
+        context(conn).later.append((self, row))
 
     def write(self, conn: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows now."""
         sql, order, _ = self._one.form(conn.dialect)
+        if order is None:
+            run_many(conn, sql, rows)
+            return
         start = 0
         while start < len(rows):
             # Powers of two: few different statements, each of them prepared once.
@@ -43,7 +42,7 @@ class Appended:
                 head, values = sql.split(" VALUES ")
                 self._many[count] = f"{head} VALUES {', '.join([values] * count)}"
             some = rows[start : start + count]
-            run_sql(conn, self._many[count], [row[name] for row in some for name in order or ()])
+            run_sql(conn, self._many[count], [row[name] for row in some for name in order])
             start += count
 
 

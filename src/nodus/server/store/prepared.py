@@ -111,6 +111,20 @@ def run_sql(conn: Connection, sql: str, values: Any) -> Any:
         raise _wrapped(conn, driver, sql, values, error) from error
 
 
+def run_many(conn: Connection, sql: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Run SQL in the driver's own form once for each of several values, on PostgreSQL in one round trip.
+
+    Raises:
+        DBAPIError: as SQLAlchemy has it.
+    """
+    driver: Any = conn.connection.dbapi_connection
+    try:
+        with driver.cursor() as cursor:
+            cursor.executemany(sql, rows)
+    except conn.dialect.loaded_dbapi.Error as error:
+        raise _wrapped(conn, driver, sql, rows, error) from error
+
+
 def _wrapped(conn: Connection, driver: Any, sql: str, given: Any, error: BaseException) -> BaseException:
     """Return SQLAlchemy's form of a driver's error; a connection that is lost with it is given up."""
     lost = conn.dialect.is_disconnect(error, driver, None)  # type: ignore[arg-type]
