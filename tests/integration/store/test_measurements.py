@@ -23,6 +23,12 @@ def test_newest_runs_of_a_key_are_kept_and_each_once(store: Store, clock: FakeCl
     assert [run.step_us for run in found.runs] == list(range(KEPT + 2, 2, -1))
     assert found.time == clock.now()
     assert store.read_sync(measurements.recent, KEY._replace(accelerator="H100")).runs == (other,)
+    for number, grade_us in enumerate((5, None, 7)):
+        clock.advance(1)
+        graded = Measurement(1, 1, None, 1, None, grade_us)
+        store.write_sync(measurements.put, f"graded-{number}", KEY, graded, "sha256:e")
+    assert store.read_sync(measurements.recent_grading, "sha256:e") == (7, 5)
+    assert store.read_sync(measurements.recent_grading, "sha256:f") == ()
 
 
 def test_stages_steps_and_evaluations_have_their_times(store: Store, clock: FakeClock) -> None:

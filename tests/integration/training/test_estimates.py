@@ -138,7 +138,7 @@ async def test_caps_below_the_estimate_and_below_a_start(preview: Any, priced: A
 
 def verdicts(phase: str, tasks: int, step: int = 0) -> list[VerdictRow]:
     keys = [SampleKey(phase, step, f"t{number}", 0) for number in range(tasks)]
-    return [VerdictRow(key, "0" * 64, "Correct", "Passed", 1.0, None, {}) for key in keys]
+    return [VerdictRow(key, "0" * 64, "Correct", "Passed", 1.0, None, {"durationMs": 2.5}) for key in keys]
 
 
 class Trainer:
@@ -167,7 +167,7 @@ class Trainer:
 
 
 async def test_finished_run_refines_the_next_estimate(
-    store: Store, clock: FakeClock, create: Any, manifest: Manifest, preview: Any
+    store: Store, clock: FakeClock, create: Any, manifest: Manifest, preview: Any, services: Services
 ) -> None:
     spec = {"model": {"uri": "hf://acme/tiny"}}
     before = await preview(spec=spec)
@@ -191,8 +191,12 @@ async def test_finished_run_refines_the_next_estimate(
     assert after["duration"]["p50"] == "1m29s"  # 10 steps, 128 tasks and the 5 seconds of the start
     assert after["overheadUSD"] == {"startup": "0.00"}
     assert "ModelNotMeasured" in codes(before) and "ModelNotMeasured" not in codes(after)
-    # The same work on another model, or another runtime, was measured by nobody.
-    assert "measured" not in await preview(spec={"model": LIBRARY})
+    # The same work on another model was measured by nobody; what its graders will work was.
+    services.prices = PriceBook("test", {"CPU": 0, "default": 0}, 3600 * CENT_A_SECOND)
+    other = await preview(spec={"model": LIBRARY})
+    assert "measured" not in other
+    assert other["overheadUSD"] == {"grading": "40.32"}  # 320 completions and 128 tasks, 2.5 ms at 36 dollars a second
+    services.prices = PriceBook("test", {"CPU": 0, "default": 0}, 0)
     # Twice the work takes twice the time.
     assert (await preview(spec=spec, batchSize=16))["secondsPerStep"] == 4.0
 
@@ -248,8 +252,8 @@ async def test_runs_whose_runtime_is_gone_or_that_said_nothing_are_passed_over(
     from nodus.server.training import measuring
 
     run = await create(manifest(), "run")
-    assert store.write_sync(measuring.record, run) is None
+    assert store.read_sync(measuring.of_run, run) is None
     gone = replace(run, spec={**run.spec, "runtime": "mine"})
-    assert store.write_sync(measuring.record, gone) is None
+    assert store.read_sync(measuring.of_run, gone) is None
     assert store.read_sync(objects.find, JOB, "default", "run") is None
     assert store.read_sync(objects.get, TRAINING_JOB, "default", "run").status["estimate"]["steps"] == 4

@@ -15,7 +15,7 @@ from nodus.server.billing.estimates import Terms
 from nodus.server.billing.metering import HOUR_US
 from nodus.server.billing.pricebook import PriceBook
 from nodus.server.store.measurements import Key, Measurement, Recent
-from nodus.server.training.compile import Compiled, ModelPin, RuntimePin
+from nodus.server.training.compile import Compiled, EnvironmentPin, ModelPin, RuntimePin
 from nodus.server.training.estimate import estimate, planned_steps
 from nodus.server.training.plan import Plan
 from nodus.server.training.resources import GIB, Chosen, Shape
@@ -42,18 +42,31 @@ def plan(*, price: int = 3, gpu: Any = None, tasks: int = 0, figures: Any = None
     resources = {"gpu": gpu} if gpu else {"cpu": 2}
     return Plan(
         runtime=RuntimePin("nodus/r", runtime, ""),
+        environment=EnvironmentPin("nodus/e", "1.0.0", "sha256:e"),
         model=ModelPin("hf://acme/tiny", "", repo="acme/tiny"),
         chosen=Chosen(resources, gpu["count"] if gpu else 0, shape),
         compiled=Compiled({}, params, b"", "", ""),
     )
 
 
-def unmeasured(key: Key) -> Recent:
-    return Recent()
+class Here:
+    """What runs took here, and who asked."""
+
+    def __init__(self, recent: Recent = Recent(), graded_us: tuple[int, ...] = ()) -> None:  # noqa: B008 - a value
+        self.recent, self.graded_us = recent, graded_us
+        self.asked: list[Key | str] = []
+
+    def runs(self, key: Key) -> Recent:
+        self.asked.append(key)
+        return self.recent
+
+    def grading(self, environment: str) -> tuple[int, ...]:
+        self.asked.append(environment)
+        return self.graded_us
 
 
-def of(planned: Plan, find: Any = unmeasured, **spec: Any) -> dict[str, Any]:
-    return estimate(planned, spec, TERMS, "default", find)
+def of(planned: Plan, here: Here | None = None, terms: Terms = TERMS, **spec: Any) -> dict[str, Any]:
+    return estimate(planned, spec, terms, "default", here or Here())
 
 
 @given(st.integers(0, 10**5), st.integers(1, 10**4), st.integers(0, 10**4), st.integers(1, 10**12))
@@ -83,19 +96,27 @@ def test_slowest_of_the_allowed_that_are_not_here() -> None:
 
 
 def test_own_runs_count_before_the_runtime_and_only_for_what_they_measured() -> None:
-    asked: list[Key] = []
-
-    def find(key: Key) -> Recent:
-        asked.append(key)
-        work = 4 * 64
-        runs = [Measurement(step_us, work, None, 64, startup_us) for step_us, startup_us in ((1, 5), (900, 7), (30, 9))]
-        return Recent(tuple(runs), NOW)
-
-    found = of(plan(tasks=5, batchSize=2), find)
-    assert asked == [Key("nodus/r", "acme/tiny", "CPU")]
+    took = ((1, 5), (900, 7), (30, 9))
+    runs = [Measurement(step_us, 4 * 64, None, 64, startup_us) for step_us, startup_us in took]
+    here = Here(Recent(tuple(runs), NOW))
+    found = of(plan(tasks=5, batchSize=2), here)
+    assert here.asked == [Key("nodus/r", "acme/tiny", "CPU"), "sha256:e"]
     assert (found["secondsPerStep"], found["secondsPerTask"]) == (0.00006, 0.3)
     assert found["measured"] == {"time": "2026-11-30T00:00:00Z", "runs": 3}
     assert found["overheadUSD"] == {"startup": "0.000000001"}
+
+
+def test_graders_cost_what_they_worked_on_each_completion() -> None:
+    terms = Terms(PriceBook("test", {"CPU": 0, "default": 0}, HOUR_US), NOW)  # a nano-dollar a microsecond
+    planned = plan(price=0, tasks=5, steps=10, batchSize=2)
+    found = of(planned, Here(graded_us=(30, 1, 2)), terms)
+    # 10 steps of 8 completions, and 5 tasks before and after, at the median of 2 microseconds.
+    assert (found["overheadUSD"], found["costUSD"]["p50"]) == ({"grading": "0.00000018"}, "0.00000018")
+    assert found["costUSD"]["p90"] == "0.00000027"
+    assert "GradingNotEstimated" not in [notice["code"] for notice in found["warnings"]]
+    unknown = of(planned, Here(), terms)
+    assert unknown["costUSD"]["p50"] == "0.00"
+    assert "GradingNotEstimated" in [notice["code"] for notice in unknown["warnings"]]
 
 
 @pytest.mark.parametrize(

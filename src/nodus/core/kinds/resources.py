@@ -229,7 +229,7 @@ class Estimate(Model):
     concurrent_hold_usd: USD | None = Field(default=None, alias="concurrentHoldUSD")
     """Held while as many indexes run as run at once."""
     overhead_usd: dict[str, USD] | None = Field(default=None, alias="overheadUSD")
-    """Parts of the cost beside the work itself: ``startup``, where it was measured."""
+    """Parts of the cost beside the work itself, where they were measured: ``startup``, ``grading``."""
     rate_usd_per_hour: USD | None = Field(default=None, alias="rateUSDPerHour")
     """What an hour costs; of a Job with completions, an hour of each index."""
     accelerator: str | None = None

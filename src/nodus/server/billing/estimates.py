@@ -35,10 +35,13 @@ _BOUND = (
 
 
 class Times(NamedTuple):
-    """How long a run takes, in microseconds."""
+    """How long a run takes, in microseconds; or what that costs."""
 
     p50: int
     p90: int
+
+
+NOTHING = Times(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Quote:
         gang: Whether they only run together.
         pace: How far ahead they are funded.
         startup_us: Time of each that is spent before its work begins, where it was measured; within ``times``.
+        grading: Nano-dollars that its graders cost, on top of the rest.
     """
 
     rate: int
@@ -76,13 +80,16 @@ class Quote:
     gang: bool = False
     pace: Pace = PACE
     startup_us: int = 0
+    grading: Times = NOTHING
 
     @property
     def cost(self) -> Times | None:
         """Nano-dollars to completion; None when the time is not known and something costs."""
-        if self.rate == 0:
-            return Times(0, 0)
-        return self.times and Times(*(amount_of(self.rate, time_us) * self.members for time_us in self.times))
+        times = self.times if self.rate else NOTHING
+        if times is None:
+            return None
+        compute = [amount_of(self.rate, time_us) * self.members for time_us in times]
+        return Times(*map(sum, zip(compute, self.grading, strict=True)))
 
     def first_hold(self) -> funding.Wanted:
         """Return what is held before the first member begins, at most the cap."""
@@ -101,9 +108,12 @@ class Quote:
             wire["concurrentHoldUSD"] = format_usd(together if self.cap is None else min(together, self.cap))
         if self.cost is not None:
             wire["costUSD"] = {name: format_usd(amount) for name, amount in self.cost._asdict().items()}
+        overhead = {}
         if self.startup_us:
-            wire["overheadUSD"] = {"startup": format_usd(amount_of(self.rate, self.startup_us) * self.members)}
-        return wire
+            overhead["startup"] = format_usd(amount_of(self.rate, self.startup_us) * self.members)
+        if self.grading.p50:
+            overhead["grading"] = format_usd(self.grading.p50)
+        return wire | ({"overheadUSD": overhead} if overhead else {})
 
     def warnings(self) -> Iterator[Notice]:
         """Yield what is to be known of the cost."""

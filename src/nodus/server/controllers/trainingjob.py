@@ -36,7 +36,7 @@ from nodus.server.controllers.runtime import (
     Update,
 )
 from nodus.server.kinds.trainingjob import provenance
-from nodus.server.store import blobs, ledger, objects, volumes
+from nodus.server.store import blobs, ledger, measurements, objects, volumes
 from nodus.server.training import measuring, progress
 from nodus.server.training.compile import JOB_LABEL, ModelPin
 from nodus.server.training.models import Pin
@@ -150,9 +150,14 @@ class TrainingJobController(BaseController):
         if action.name == "release":
             await self.gone(ctx.obj.uid)
             if action.args["phase"] == "Succeeded":
-                await self._store.write(measuring.record, ctx.obj)
+                await self._keep_what_it_took(ctx.obj)
             return ActionResult(action.key, action.name)
         raise NotImplementedError(action.name)
+
+    async def _keep_what_it_took(self, obj: Object) -> None:
+        found = await self._store.read(measuring.of_run, obj)
+        if found is not None:
+            await self._store.write(measurements.put, obj.uid, *found)
 
     def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
         """Fail, and have its Job cancelled; graders that can't be given back are no reason to."""

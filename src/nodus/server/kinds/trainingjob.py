@@ -7,7 +7,7 @@ the user wrote it, so that applying the same file again changes nothing.
 from __future__ import annotations
 
 import asyncio
-import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.errors import NodusError, Unavailable
@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from nodus.server.training.models import Pin
 
 NAME_LIMIT = 63
+
+
+@dataclass(frozen=True, slots=True)
+class _Find:
+    """Finds what runs took here, in a transaction."""
+
+    conn: Connection
+
+    def runs(self, key: measurements.Key) -> measurements.Recent:
+        return measurements.recent(self.conn, key)
+
+    def grading(self, environment: str) -> tuple[int, ...]:
+        return measurements.recent_grading(self.conn, environment)
 
 
 class TrainingJobAdmission(Admission[TrainingJobSpec]):
@@ -73,8 +86,7 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
     def _estimate(
         self, conn: Connection, services: Services, draft: Draft, spec: TrainingJobSpec, plan: Plan
     ) -> dict[str, Any]:
-        find = functools.partial(measurements.recent, conn)
-        return estimate(plan, encode(spec), terms(conn, services, draft), draft.project or "", find)
+        return estimate(plan, encode(spec), terms(conn, services, draft), draft.project or "", _Find(conn))
 
     def _plan(self, conn: Connection, draft: Draft, spec: TrainingJobSpec) -> Plan:
         return make_plan(

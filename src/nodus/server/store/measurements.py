@@ -40,6 +40,8 @@ class Measurement(NamedTuple):
     """Completion tokens of a task at most."""
     startup_us: int | None
     """Of the run beside its steps and tasks: loading, exporting."""
+    grade_us: int | None = None
+    """What a grader worked on a completion."""
 
 
 class Recent(NamedTuple):
@@ -50,10 +52,19 @@ class Recent(NamedTuple):
     """When the newest of them ended."""
 
 
-def put(conn: Connection, trainingjob_uid: str, key: Key, found: Measurement) -> None:
-    """Keep what a run took; the second time for the same run changes nothing. What is too old to count goes."""
-    row = {"trainingjob": trainingjob_uid, "org": org_of(conn), "at_us": now_us(conn)}
-    conn.execute(insert_into(conn, measurements).on_conflict_do_nothing(), {**row, **key._asdict(), **found._asdict()})
+def put(conn: Connection, trainingjob_uid: str, key: Key, found: Measurement, environment: str | None = None) -> None:
+    """Keep what a run took; the second time for the same run changes nothing. What is too old to count goes.
+
+    Args:
+        conn: a write transaction.
+        trainingjob_uid: whose.
+        key: what it was a run of.
+        found: what it took.
+        environment: digest of its environment, whose graders worked.
+    """
+    row = {"trainingjob": trainingjob_uid, "org": org_of(conn), "at_us": now_us(conn), "environment": environment}
+    row |= key._asdict() | found._asdict()
+    conn.execute(insert_into(conn, measurements).on_conflict_do_nothing(), row)
     kept = _of(conn, key, measurements.c.trainingjob).limit(KEPT).subquery()
     conn.execute(
         delete(measurements).where(
@@ -73,6 +84,21 @@ def recent(conn: Connection, key: Key) -> Recent:
     if not rows:
         return Recent()
     return Recent(tuple(Measurement(*row[1:]) for row in rows), from_us(rows[0].at_us))
+
+
+def recent_grading(conn: Connection, environment: str) -> tuple[int, ...]:
+    """Return what graders of an environment worked on a completion in the newest runs, in microseconds."""
+    query = (
+        select(measurements.c.grade_us)
+        .where(
+            measurements.c.org == org_of(conn),
+            measurements.c.environment == environment,
+            measurements.c.grade_us.is_not(None),
+        )
+        .order_by(measurements.c.at_us.desc())
+        .limit(KEPT)
+    )
+    return tuple(conn.execute(query).scalars())
 
 
 def _of(conn: Connection, key: Key, *columns: Any) -> Select[Any]:

@@ -227,7 +227,11 @@ measurements = Table(
     Column("task_work", BigInteger, nullable=False),
     Column("startup_us", BigInteger),
     Column("at_us", BigInteger, nullable=False),
+    # Digest of the environment that it was graded by.
+    Column("environment", String(80)),
+    Column("grade_us", BigInteger),
     Index(None, "org", "runtime", "model", "accelerator", "at_us"),
+    Index(None, "org", "environment", "at_us"),
 )
 
 manifests = Table(

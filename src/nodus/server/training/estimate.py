@@ -7,17 +7,18 @@ otherwise; both are scaled to the work of this run. Exact arithmetic: no float t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodus.core.clock import rfc3339
 from nodus.core.durations import format_duration, parse_duration
 from nodus.core.money import format_usd
 from nodus.server import accelerators
 from nodus.server.billing.estimates import (
+    NOTHING,
     SECOND_US,
     Quote,
     Terms,
@@ -27,6 +28,7 @@ from nodus.server.billing.estimates import (
     rate_for,
     validity,
 )
+from nodus.server.billing.metering import amount_of
 from nodus.server.store.measurements import Key, Recent
 from nodus.server.training import measuring, parameters
 from nodus.server.training.measuring import CPU, STEP_WORK, TASK_WORK
@@ -43,8 +45,18 @@ LEAST_HIGH = Fraction(11, 10)
 ENOUGH_RUNS = 5
 """Runs that tell their spread."""
 NO_RUNS = Recent()
-Find = Callable[[Key], Recent]
-"""Finds what runs took here."""
+
+
+class Find(Protocol):
+    """Finds what runs took here."""
+
+    def runs(self, key: Key) -> Recent:
+        """What runs with this key took."""
+        ...
+
+    def grading(self, environment: str) -> Sequence[int]:
+        """Microseconds that graders of the environment of this digest worked on a completion, of each run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ class Load:
     steps: int
     tasks: int
     """Evaluated tasks, over all passes."""
+    completions: int
+    """Completions that are graded, those of the steps and one for each task."""
     parameters: Mapping[str, Any]
     """Merged."""
 
@@ -97,13 +111,25 @@ def estimate(plan: Plan, spec: Mapping[str, Any], terms: Terms, project: str, fi
         expected = spec.get("expectedDuration")
         times = _expected(expected) if isinstance(expected, str) else _times(figures, load)
         startup_us = 0 if expected else math.ceil(figures.startup_us)
-        quote = Quote(_rate(plan.chosen, terms), times, cap_of(spec), pace=terms.pace, startup_us=startup_us)
+        graded_us = find.grading(plan.environment.digest) if plan.environment is not None else ()
+        quote = Quote(
+            _rate(plan.chosen, terms),
+            times,
+            cap_of(spec),
+            pace=terms.pace,
+            startup_us=startup_us,
+            grading=_grading(terms.prices.grading, graded_us, load),
+        )
         result = _work_to_wire(load, figures) | _place_to_wire(plan.chosen, spec) | quote.to_wire()
         if times is not None and times.p90:
             result["duration"] = {name: _duration(time_us) for name, time_us in times._asdict().items()}
         if not expected:
             warnings += _gaps(plan, load, figures)
-        warnings += _money_notices(quote, terms, load)
+        warnings += quote.warnings()
+        if terms.prices.grading and load.completions and not graded_us:
+            price = format_usd(terms.prices.grading)
+            message = f"grading is not in the estimate; a grader at work costs ${price} an hour"
+            warnings.append(Notice("GradingNotEstimated", message))
         blocking += quote.blocking(terms.limits)
     result["warnings"] = [notice.to_wire() for notice in warnings]
     result["blockingReasons"] = [notice.to_wire() for notice in blocking]
@@ -134,7 +160,10 @@ def _load(params: Mapping[str, Any], devices: int) -> Load:
     every = params["parameters"].get("evalSteps")
     if steps and isinstance(every, int) and every > 0:
         times += (steps - 1) // every
-    return Load(steps, tasks * times, params["parameters"])
+    graded = tasks * times if params.get("environment") else 0
+    if steps and params.get("environment"):
+        graded += steps * devices * measuring.work(params["parameters"], ("batchSize", "gradientAccumulation"))
+    return Load(steps, tasks * times, graded, params["parameters"])
 
 
 def _slowest(plan: Plan, load: Load, project: str, find: Find) -> Figures:
@@ -146,7 +175,7 @@ def _slowest(plan: Plan, load: Load, project: str, find: Find) -> Figures:
     for accelerator in _allowed(plan.chosen, runtime):
         key = Key(measuring.runtime_key(project, runtime.name), model, accelerator)
         declared = _declared(runtime, accelerator, load)
-        found.append(_measured(declared, find(key), load))
+        found.append(_measured(declared, find.runs(key), load))
     known = [figures for figures in found if figures.total(load) is not None]
     return max(known, key=lambda figures: figures.total(load) or 0, default=found[0])
 
@@ -276,11 +305,12 @@ def _gaps(plan: Plan, load: Load, figures: Figures) -> Iterator[Notice]:
         yield Notice("ModelNotMeasured", message, fix)
 
 
-def _money_notices(quote: Quote, terms: Terms, load: Load) -> Iterator[Notice]:
-    yield from quote.warnings()
-    if terms.prices.grading and (load.steps or load.tasks):
-        price = format_usd(terms.prices.grading)
-        yield Notice("GradingNotEstimated", f"grading is not in the estimate; a grader at work costs ${price} an hour")
+def _grading(price: int, graded_us: Sequence[int], load: Load) -> Times:
+    """What graders cost in nano-dollars, by what they worked on a completion in runs here."""
+    if not price or not graded_us:
+        return NOTHING
+    time_us = load.completions * Fraction(median(graded_us))
+    return Times(amount_of(price, math.ceil(time_us)), amount_of(price, math.ceil(time_us * HIGH)))
 
 
 def _duration(time_us: int) -> str:

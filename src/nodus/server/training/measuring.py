@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nodus.core.clock import parse_rfc3339
 from nodus.core.kinds import JOB
 from nodus.server import accelerators
-from nodus.server.store import measurements, objects, taskevents
+from nodus.server.store import objects, taskevents
 from nodus.server.store.measurements import Key, Measurement
 from nodus.server.training import lookups, parameters
 from nodus.server.training.references import BadReference
@@ -18,18 +18,29 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.store.objects import Object
-    from nodus.server.store.taskevents import Moment, Pass
+    from nodus.server.store.taskevents import Moment, Pass, VerdictRow
     from nodus.server.training.resources import Shape
 
 CPU = "CPU"
 """The accelerator of a run without one, in runtimes' figures and in measurements."""
 OUTLIER = 10
 """A step counts at most so many times the median one: the run was paused meanwhile, or the server away."""
+GRADED = 1000
+"""The newest verdicts tell what a grader's work on a completion takes."""
 SECOND_US = 1_000_000
 STEP_WORK = ("batchSize", "gradientAccumulation", "maxCompletionLength")
 """Parameters that the time of a step is taken to be proportional to."""
 TASK_WORK = ("maxCompletionLength",)
 """Parameters that the time of an evaluated task is taken to be proportional to."""
+
+
+class Finished(NamedTuple):
+    """What is kept of a run that succeeded."""
+
+    key: Key
+    measurement: Measurement
+    environment: str | None
+    """Digest of its environment."""
 
 
 class Took(NamedTuple):
@@ -40,11 +51,11 @@ class Took(NamedTuple):
     startup_us: int | None
 
 
-def record(conn: Connection, obj: Object) -> Measurement | None:
-    """Keep what a TrainingJob that succeeded took; None where it reported too little to tell.
+def of_run(conn: Connection, obj: Object) -> Finished | None:
+    """Tell what a TrainingJob that succeeded took; None where it reported too little.
 
     Args:
-        conn: a write transaction.
+        conn: a transaction.
         obj: the TrainingJob.
     """
     try:
@@ -57,15 +68,24 @@ def record(conn: Connection, obj: Object) -> Measurement | None:
     if took.step_us is None and took.task_us is None:
         return None
     merged = parameters.merge(runtime.spec, obj.spec.get("parameters"))
-    found = Measurement(took.step_us, work(merged, STEP_WORK), took.task_us, work(merged, TASK_WORK), took.startup_us)
-    model = (obj.status.get("pinned") or {}).get("model") or {}
+    pinned = obj.status.get("pinned") or {}
+    model = pinned.get("model") or {}
     key = Key(
         runtime_key(str(obj.project), runtime.name),
         model_key(str(obj.project), model.get("repo"), model.get("volume")),
         _accelerator(job, lookups.shapes(conn)),
     )
-    measurements.put(conn, obj.uid, key, found)
-    return found
+    step_work, task_work = work(merged, STEP_WORK), work(merged, TASK_WORK)
+    graded_us = grade_us(taskevents.recent_verdicts(conn, obj.uid, GRADED))
+    found = Measurement(took.step_us, step_work, took.task_us, task_work, took.startup_us, graded_us)
+    return Finished(key, found, (pinned.get("environment") or {}).get("digest"))
+
+
+def grade_us(verdicts: Sequence[VerdictRow]) -> int | None:
+    """Return what a grader worked on one of these completions on average; None where nobody said."""
+    worked = [row.evidence.get("durationMs") for row in verdicts if row.outcome != "Error"]
+    known = [float(value) for value in worked if isinstance(value, int | float)]
+    return round(sum(known) / len(known) * 1000) if known else None
 
 
 def measure(moments: Sequence[Moment], passes: Sequence[Pass], run_us: int | None) -> Took:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, inspect, text
 from nodus.server.store.errors import StoreTooNew
 from nodus.server.store.schema import metadata
 
-HEAD = "0008"
+HEAD = "0009"
 """The newest revision; read from here so that an up-to-date start needn't import Alembic."""
 
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
