@@ -75,6 +75,7 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         parts.build(services)
         services.checks["disk"] = lambda: low_disk(settings.data_dir)
         services.checks["storage"] = services.storage.almost_full
+        services.metrics.stored_bytes.set_function(lambda: services.storage.used_bytes)
         store.write_sync(ensure_projects)
         store.write_sync(ensure_identity, services)
         store.write_sync(ensure_starting_grant, settings.starting_grant_usd)

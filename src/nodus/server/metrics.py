@@ -34,6 +34,9 @@ class Metrics:
             lambda: self.in_flight
         )
         self.watches = Gauge("nodus_watches", "Open watch streams.", registry=self.registry)
+        self.stored_bytes = Gauge(
+            "nodus_stored_bytes", "Bytes of blobs, checkpoints, workspaces, logs and models.", registry=self.registry
+        )
         self.objects = Gauge("nodus_objects", "Stored objects by kind.", ["kind"], registry=self.registry)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:

@@ -86,6 +86,7 @@ async def test_what_runs_write_counts_and_is_never_in_the_way(api: Api, services
     checkpoint.write_bytes(b"x" * 10_000)
     await services.storage.measure()
     assert services.storage.used_bytes >= 10_000
+    assert f"nodus_stored_bytes {float(services.storage.used_bytes)}".encode() in services.metrics.render()
     assert (await send(api, b"1")).status_code == 429
     digest = services.store.blobs.put_bytes(b"output")  # as the end of a run does it
     assert services.store.blobs.exists(digest)
