@@ -11,6 +11,7 @@ from nodus.core.clock import FakeClock
 from nodus.core.kinds import BUDGET, MEMBER, SANDBOX
 from nodus.core.money import NANO
 from nodus.server import bootstrap
+from nodus.server.api import billing
 from nodus.server.billing.limits import limits_for
 from nodus.server.services import Services
 from nodus.server.settings import Settings
@@ -313,6 +314,16 @@ async def test_labels_and_names_outlive_their_object(
         ("new", "0.000000032"), ("nlp", "0.000000003"),
     ]  # fmt: skip
     assert await summed(api, "object", fieldSelector=f"object.uid={later.uid}") == [("job/one", "0.000000032")]
+
+
+async def test_very_many_objects_are_selected_after_reading(
+    api: Api, spent: dict[str, Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(billing, "_MOST_OBJECTS", 0)
+    uid = spent["two"].uid
+    for selector in ("object.kind=Job,object.name=two", f"object.uid={uid}", f"object.uid in ({uid},x)"):
+        assert await summed(api, "project", fieldSelector=selector) == [("other", "0.00000002")]
+        assert [item["project"] for item in await listed(api, USAGE, fieldSelector=selector)] == ["other", "other"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ SERVED = (BILLING_ACCOUNT, USAGE_RECORD, TRANSACTION)
 _PAGE = 1000
 _CHUNK = 200
 _MOST_GROUPS = 10
+_MOST_OBJECTS = 1000
+"""More are not handed to the database one by one; lines are compared after reading."""
 _SUMMED = ("project", "meter", "segment", "offering", "object.kind", "object.name", "object.uid")
 """Fields that a selector over sums may have: what sums still know of their lines."""
 
@@ -160,14 +162,15 @@ def _group_keys(text: str) -> list[str]:
 
 
 def _objects(conn: Connection, terms: Sequence[Requirement], prefix: str) -> list[str] | None:
-    """Uids of the objects that the terms ask for; None where they ask for none in particular."""
+    """Uids of the objects that the terms ask for; None where they ask for none in particular, or for very many."""
     found: dict[str, list[str]] = {}
     for term in terms:
         if term.key.startswith(prefix) and term.operator in ("=", "in"):
             found.setdefault(term.key.removeprefix(prefix), []).extend(term.values)
-    if "uid" in found:
+    if len(found.get("uid", ())) in range(1, _MOST_OBJECTS):
         return found["uid"]
-    return billed.named(conn, found.get("kind"), found.get("name")) if found else None
+    uids = billed.named(conn, found.get("kind"), found.get("name")) if found else None
+    return None if uids is None or len(uids) > _MOST_OBJECTS else uids
 
 
 def _page(conn: Connection, call: Call, kind: Kind, asked: _Asked, wanted: int, token: str | None) -> Page:
@@ -224,9 +227,10 @@ def _get(conn: Connection, call: Call, kind: Kind, name: str) -> dict[str, Any]:
 
 def _sums(conn: Connection, asked: _Asked, keys: Sequence[str]) -> list[dict[str, Any]]:
     uids = _objects(conn, asked.terms, "object.")
-    by_object = {"kind", "object", "member"} & set(keys) or any(key.startswith(lines.LABEL) for key in keys)
+    by_object = not {"kind", "object", "member"}.isdisjoint(keys) or any(key.startswith(lines.LABEL) for key in keys)
+    by_object = by_object or any(term.key.startswith("object.") for term in asked.terms)
     found = statements.sums(
-        conn, by_object=bool(by_object) or uids is not None, by_day="day" in keys, project=asked.projects, object=uids,
+        conn, by_object=by_object, by_day="day" in keys, project=asked.projects, object=uids,
         since_us=asked.since_us, until_us=asked.until_us,
     )  # fmt: skip
     about = billed.find(conn, (one.object for one in found if one.object))

@@ -81,9 +81,9 @@ def named(conn: Connection, kinds: Sequence[str] | None, names: Sequence[str] | 
     """Return the uids of objects that were charged for, by kinds and names; None means any."""
     query = select(limits.c.subject, limits.c.name).where(limits.c.org == org_of(conn), _OBJECT)
     if kinds is not None and names is not None:
-        wanted = [f"{kind.lower()}/{name}" for kind in kinds for name in names]
-        query = query.where(limits.c.name.in_(wanted[:_AT_ONCE]))
-        return [row.subject for row in conn.execute(query)]
+        wanted = sorted({f"{kind.lower()}/{name}" for kind in kinds for name in names})
+        parts = (conn.execute(query.where(limits.c.name.in_(some))) for some in _portions(wanted))
+        return [row.subject for part in parts for row in part]
     found = []
     for row in conn.execute(query):
         singular, _, name = row.name.partition("/")
