@@ -22,7 +22,7 @@ from nodus.core.selectors import Requirement, matches_fields
 from nodus.server.api.call import Call, field_terms, not_found
 from nodus.server.billing import lines
 from nodus.server.billing.budgets import month_of
-from nodus.server.store import billed, books, ledger, statements
+from nodus.server.store import billed, books, ledger, pagetokens, statements
 from nodus.server.store.codec import from_us, to_us
 from nodus.server.store.context import now_us
 
@@ -187,7 +187,7 @@ def _page(conn: Connection, call: Call, kind: Kind, asked: _Asked, wanted: int, 
             if not matches_fields(asked.terms, wire):
                 continue
             if len(found) == wanted:
-                more = books.token(found[-1][0].seq)
+                more = pagetokens.encode(found[-1][0].seq)
                 break
             found.append((line, wire))
         token = page.continue_

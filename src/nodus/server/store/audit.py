@@ -6,8 +6,6 @@ oldest.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +13,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, func, select
 
 from nodus.core.clock import rfc3339
-from nodus.core.errors import BadRequest
 from nodus.core.selectors import Requirement, matches_fields
+from nodus.server.store import pagetokens
 from nodus.server.store.appended import Appended
 from nodus.server.store.codec import clean, dumps, from_us, loads
 from nodus.server.store.context import now_us, org_of
@@ -110,7 +108,7 @@ def list_(
         BadRequest: the token can't be read.
     """
     newest = conn.execute(select(func.max(audit.c.seq)).where(audit.c.org == org_of(conn))).scalar() or 0
-    wanted, below = limit or 1000, _decode(continue_)
+    wanted, below = limit or 1000, pagetokens.decode(continue_)
     conditions: list[ColumnElement[bool]] = [audit.c.org == org_of(conn)]
     for term in fields:
         if term.key in _COLUMNS and term.operator in ("=", "in"):
@@ -126,7 +124,7 @@ def list_(
             if not matches_fields(fields, wire):
                 continue
             if len(items) == wanted:
-                return AuditPage(items, newest, _encode(int(items[-1]["metadata"]["resourceVersion"])))
+                return AuditPage(items, newest, pagetokens.encode(int(items[-1]["metadata"]["resourceVersion"])))
             items.append(wire)
         if len(rows) < min(_CHUNK, wanted + 1):
             return AuditPage(items, newest)
@@ -175,19 +173,3 @@ def _wire(row: Any) -> dict[str, Any]:
         "spec": {key: value for key, value in spec.items() if value not in ("", [])},
         "status": {},
     }
-
-
-def _encode(seq: int) -> str:
-    return base64.urlsafe_b64encode(str(seq).encode()).decode()
-
-
-def _decode(token: str | None) -> int | None:
-    if token is None:
-        return None
-    try:
-        number = int(base64.urlsafe_b64decode(token.encode()))
-        if not 0 <= number < 2**62:
-            raise ValueError("out of range")
-        return number
-    except (ValueError, binascii.Error) as error:
-        raise BadRequest(f"{token[:60]!r} is no continue token of this server", fix="List again without it.") from error

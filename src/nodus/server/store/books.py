@@ -5,15 +5,13 @@ Written by ``ledger.py`` under the object lock, so that their numbers grow in th
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, bindparam, insert, select, text
 
-from nodus.core.errors import BadRequest
+from nodus.server.store import pagetokens
 from nodus.server.store.appended import Appended
 from nodus.server.store.codec import clean
 from nodus.server.store.context import now_us, org_of
@@ -117,14 +115,14 @@ def transactions(
         BadRequest: the token can't be read.
     """
     conditions = conditions_for(conn, types, project, object, owner, since_us, until_us)
-    below = _decode(continue_)
+    below = pagetokens.decode(continue_)
     if below is not None:
         conditions.append(transfers.c.seq < below)
     query = _LINES.where(*conditions).order_by(transfers.c.seq.desc()).limit(limit + 1)
     items = [_line(row) for row in conn.execute(query)]
     if len(items) <= limit:
         return Listed(items)
-    return Listed(items[:limit], token(items[limit - 1].seq))
+    return Listed(items[:limit], pagetokens.encode(items[limit - 1].seq))
 
 
 def line(conn: Connection, seq: int) -> Transfer | None:
@@ -224,20 +222,3 @@ def _line(row: Any) -> Transfer:
     if row.hold is None:
         return Transfer(*same)
     return Transfer(*same, row.hold, row.owner_kind, row.owner, row.owner_name, row.project, row.object, row.pricebook)
-
-
-def token(seq: int) -> str:
-    """Return the token of the page that begins after a line."""
-    return base64.urlsafe_b64encode(str(seq).encode()).decode()
-
-
-def _decode(token: str | None) -> int | None:
-    if token is None:
-        return None
-    try:
-        number = int(base64.urlsafe_b64decode(token.encode()))
-        if not 0 <= number < 2**62:
-            raise ValueError("out of range")
-        return number
-    except (ValueError, binascii.Error) as error:
-        raise BadRequest(f"{token[:60]!r} is no continue token of this server", fix="List again without it.") from error
