@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import signal
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from nodus.core.clock import parse_rfc3339
+from nodus.core.clock import SystemClock, parse_rfc3339
 from nodus.core.durations import parse_duration
 from nodus.server import datadir
 from nodus.server.lifecycle import DownOptions, UpOptions, down, up
+from nodus.server.store import Store
+from nodus.server.store.reconcile import verify
 from nodus.testing.eventually import eventually
 from nodus.testing.hub import FakeHub
 
@@ -43,6 +47,8 @@ def reward(completion, answer):
     time.sleep(0.1)  # a step lasts long enough to be interrupted
     return sum(char.isdigit() and int(char) % 2 == answer for char in completion) / 8
 """
+PRICES = "compute: {CPU: '3.60'}\ngrading: '0.36'\n"
+"""A thousandth of a dollar a second of a core, a tenth of that for graders: everything here costs something."""
 # Breaks on replies only: an Environment whose reward fails on its own answers never becomes Ready.
 BROKEN = BUNDLE.replace("time.sleep(0.1)", "assert len(completion) < 2, 'the answers are lost'")
 
@@ -89,6 +95,14 @@ class Client:
         assert status["phase"] == "Succeeded", f"{status}\n{log[-3000:]}"
         return status
 
+    def account(self) -> dict[str, Any]:
+        return dict(self.get("v1/billingaccounts")["items"][0]["status"])
+
+    def patch(self, name: str, spec: dict[str, Any]) -> None:
+        path = f"/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs/{name}"
+        headers = {"Content-Type": "application/merge-patch+json"}
+        self.http.patch(path, content=json.dumps({"spec": spec}), headers=headers).raise_for_status()
+
     def adapter(self, name: str) -> str:
         """Digest of the adapter's weights, downloaded and checked against what was announced."""
         path = (
@@ -99,6 +113,15 @@ class Client:
         digest = hashlib.sha256(content).hexdigest()
         assert digest == grant.headers["X-Nodus-SHA256"]
         return digest
+
+
+def discrepancies(client: Client) -> list[Any]:
+    """What an audit of the whole ledger finds."""
+    store = Store.open(f"sqlite:///{client.data_dir / 'nodus.db'}", SystemClock(), data_dir=client.data_dir)
+    try:
+        return list(store.read_sync(verify))
+    finally:
+        store.close()
 
 
 def _if_terminal(status: dict[str, Any]) -> dict[str, Any] | None:
@@ -115,12 +138,17 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         hub.add("acme/tiny", {path.name: path.read_bytes() for path in model.iterdir()})
         patch.setenv("HF_ENDPOINT", hub.url)
         patch.setenv("HF_HUB_OFFLINE", "0")
+        (root / "data").mkdir()
+        (root / "data" / "prices.yaml").write_text(PRICES)
+        (root / "data" / "nodus.toml").write_text('pricebook = "prices.yaml"\nfunding_slice = "60s"\n')
         client = Client(root / "data")
         client.start()
         try:
             _add_environment(client, "digits", BUNDLE)
             yield client
             assert hub.downloads["model.safetensors"] <= 1  # many runs, one import
+            eventually(lambda: client.account()["pendingUSD"] == "0.00", timeout_s=60)  # every hold ends
+            assert discrepancies(client) == []
         finally:
             client.http.close()
             down(DownOptions(data_dir=root / "data"))
@@ -356,11 +384,40 @@ def test_server_killed_in_every_stage_changes_nothing(client: Client, calm: Outc
 @pytest.mark.heavy
 def test_suspended_and_resumed_run_is_the_same(client: Client, calm: Outcome) -> None:
     submit(client, "paused")
-    path = "/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs/paused"
-    headers = {"Content-Type": "application/merge-patch+json"}
     eventually(lambda: client.events("paused", "Metrics"), timeout_s=120)
-    client.http.patch(path, content='{"spec":{"state":"Suspended"}}', headers=headers).raise_for_status()
+    client.patch("paused", {"state": "Suspended"})
     eventually(lambda: client.run("paused")["phase"] == "Suspended", timeout_s=60)
     assert processes("paused") == []
-    client.http.patch(path, content='{"spec":{"state":"Running"}}', headers=headers).raise_for_status()
+    client.patch("paused", {"state": "Running"})
     assert outcome(client, "paused") == calm
+
+
+@pytest.mark.heavy
+def test_run_suspended_at_its_cap_and_resumed_is_the_same_and_never_costs_more(client: Client) -> None:
+    spec = training()
+    spec["parameters"]["steps"] = 16
+    create(client, "uncapped", spec)
+    whole = outcome(client, "uncapped")
+    cost = Decimal(client.run("uncapped")["cost"]["totalUSD"])
+    cap = round(cost * 6 / 10, 6)
+    create(client, "capped", {**spec, "maxCostUSD": str(cap)})
+
+    def stops() -> dict[str, Any] | None:
+        status = client.run("capped")
+        assert Decimal(status.get("cost", {}).get("totalUSD", "0")) <= cap
+        return status if status["phase"] in ("Suspended", *TERMINAL) else None
+
+    suspended = 0
+    while (status := eventually(stops, timeout_s=180, every_s=0.2))["phase"] == "Suspended":
+        suspended += 1
+        assert (status["reason"], processes("capped")) == ("MaxCostReached", [])
+        if suspended == 1:
+            assert 1 <= len(client.events("capped", "Metrics")) < 16
+        cap += round(cost * 3 / 10, 6)
+        client.patch("capped", {"maxCostUSD": str(cap)})
+        eventually(lambda: client.run("capped")["phase"] != "Suspended", timeout_s=60)
+    assert suspended >= 1
+    assert outcome(client, "capped") == whole
+    bill = client.run("capped")["cost"]
+    assert bill["final"] is True
+    assert Decimal(bill["totalUSD"]) <= cap

@@ -31,7 +31,7 @@ def build(services: Services) -> None:
     services.grading = GradingService(
         library, StoredManifests(store), backend.graders, services.clock, allow_unsafe=settings.allow_unsafe_sandbox
     )
-    services.training = TrainingService(store, services.grading)
+    services.training = TrainingService(store, services.grading, services.prices)
     if "controllers" in settings.roles:
         services.backend = backend
 

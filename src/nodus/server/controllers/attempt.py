@@ -24,6 +24,7 @@ from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.errors import NodusError
 from nodus.core.kinds import ATTEMPT, JOB, SANDBOX
 from nodus.server import outputlists
+from nodus.server.billing.refusals import UNFUNDED, told
 from nodus.server.compute.base import NOTHING_SAID, Collected, MemberSpec, MemberState, Reported
 from nodus.server.controllers import funding, givingup, memberspec, sandboxmember, stopping
 from nodus.server.controllers.runtime import (
@@ -181,9 +182,9 @@ class AttemptController(BaseController):
     async def _settle(self, uid: str) -> None:
         if not await self._store.read(funding.holds_money, uid):
             return
-        rate = await self._backend.funded_rate(uid)
+        rate, item = await self._backend.funded_at(uid)
         ran = funding.ran_us(await self._backend.state(uid), self._clock.now())
-        await self._store.write(funding.settle_left_over, uid, rate, ran)
+        await self._store.write(funding.settle_left_over, uid, rate, item, ran)
 
     def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
         """Fail, for good: another attempt would run into the same."""
@@ -234,7 +235,7 @@ class AttemptController(BaseController):
             return reserved
         try:
             if ctx.account is not None:
-                await self._backend.fund(uid, seconds=ctx.account.funded_s, rate=ctx.account.place.rate)
+                await self._backend.fund(uid, **funding.to_supervisor(ctx.account))
             if memberspec.written_volumes(ctx.job.spec):
                 await self._store.write(self._lookups.hold, ctx.job, ctx.obj)
             found = await self._store.read(self._lookups.find, ctx.job)
@@ -354,9 +355,9 @@ def _decide_unfunded(ctx: Context, account: funding.Account, status: dict[str, A
     obj, result = ctx.obj, ctx.result
     refusal = funding.refusal_of(result)
     if refusal is not None:
-        told = funding.told(refusal)
-        note = EventNote("Warning", told["reason"], told["message"])
-        return Outcome(status={**status, **told}, action=_stop(obj, told["reason"]), events=(note,))
+        why = told(refusal)
+        note = EventNote("Warning", why["reason"], why["message"])
+        return Outcome(status={**status, **why}, action=_stop(obj, why["reason"]), events=(note,))
     if result is None or result.name != "reserve":
         return Outcome(status=status, action=Action("reserve", f"{obj.uid}/reserve"))
     if result.error is not None:
@@ -383,7 +384,7 @@ def _decide_live(ctx: Context, phase: str, now: datetime) -> Outcome:
     stopped = result is not None and result.name == "stop"
     if obj.spec.get("state") == "Stopped":
         return Outcome(status=status, requeue_after_s=1.0) if stopped else Outcome(status=status, action=_stop(obj))
-    if obj.status.get("reason") in stopping.UNFUNDED:
+    if obj.status.get("reason") in UNFUNDED:
         told: dict[str, Any] = {name: obj.status[name] for name in ("reason", "message", "fix") if name in obj.status}
         action = None if stopped else _stop(obj, told["reason"])
         return Outcome(status={**status, **told}, action=action, requeue_after_s=1.0)
@@ -396,8 +397,8 @@ def _decide_funding(ctx: Context, account: funding.Account, status: dict[str, An
     """Tell the supervisor what is funded, take the next slice when it is due, stop the run when there is none."""
     obj = ctx.obj
     if account.funded_s != ctx.member.funded_s:
-        told = {"seconds": account.funded_s, "rate": account.place.rate}
-        return Outcome(status=status, action=Action("fund", f"{obj.uid}/fund/{ctx.slices}", told))
+        action = Action("fund", f"{obj.uid}/fund/{ctx.slices}", funding.to_supervisor(account))
+        return Outcome(status=status, action=action)
     due = funding.follow(account, ctx.slices, funding.ran_us(ctx.member, now), ctx.result)
     if due.payment is not None:
         status["funding"] = {"slices": ctx.slices + 1}
@@ -415,7 +416,7 @@ def _decide_ended(ctx: Context, now: datetime) -> Outcome:
         return Outcome(action=Action("collect", f"{obj.uid}/collect"))
     status = {**_base(ctx), **how_it_ended(member)}
     status |= {name: result.value[name] for name in ("outputs", "outputsTotal") if result.value.get(name)}
-    if status.get("reason") in stopping.UNFUNDED:
+    if status.get("reason") in UNFUNDED:
         status |= {name: obj.status[name] for name in ("message", "fix") if name in obj.status}
     if result.error and status["phase"] == "Succeeded":
         status |= {"phase": "Failed", "reason": "OutputsNotCollected", "message": result.error}

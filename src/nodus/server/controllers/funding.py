@@ -11,12 +11,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodus.core.clock import rfc3339
-from nodus.core.errors import BudgetExceeded, NodusError
+from nodus.core.errors import NodusError
 from nodus.core.kinds import ATTEMPT, OFFERING
 from nodus.core.money import format_usd, parse_usd
 from nodus.server.billing import funding, metering
 from nodus.server.billing.funding import PACE, Pace, Paid, Roll, Stop, Wait, Wanted
 from nodus.server.billing.limits import limits_for
+from nodus.server.billing.refusals import told
 from nodus.server.controllers import memberspec
 from nodus.server.controllers.outcome import REFUSED, Payment
 from nodus.server.store import ledger, objects
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from nodus.server.controllers.outcome import ActionResult
     from nodus.server.store.objects import Object
 
-MAX_COST_REACHED, INSUFFICIENT_CREDITS, BUDGET_EXCEEDED = "MaxCostReached", "InsufficientCredits", "BudgetExceeded"
 _SECOND_US = 1_000_000
 
 
@@ -41,6 +41,8 @@ class Terms:
     """Version of the prices in force."""
     pace: Pace = PACE
     """How far ahead runs are funded."""
+    grading: int = 0
+    """Nano-dollars for an hour of one grading sandbox at work."""
 
 
 FREE_TERMS = Terms()
@@ -69,6 +71,11 @@ class Account:
     bill: str
     """Uid of the object whose bill it is on."""
     terms: Terms
+
+    @property
+    def item(self) -> str:
+        """What its charges are for."""
+        return f"compute/{self.place.offering}"
 
     @property
     def funded_s(self) -> float:
@@ -148,6 +155,11 @@ def ran_us(member: MemberState, now: datetime) -> int:
     return max(0, round((until - times["started"] - times.get("paused", 0.0)) * _SECOND_US))
 
 
+def to_supervisor(account: Account) -> dict[str, Any]:
+    """Return what the supervisor is told of an attempt's funding."""
+    return {"seconds": account.funded_s, "rate": account.place.rate, "item": account.item}
+
+
 def until(account: Account, member: MemberState) -> dict[str, str]:
     """Return the time until which a running attempt is funded; nothing for one that doesn't run."""
     if member.phase != "Running" or "started" not in member.times:
@@ -207,19 +219,6 @@ def refusal_of(result: ActionResult | None) -> NodusError | None:
     return result.value["refusal"] if result is not None and result.name == REFUSED else None
 
 
-def told(refusal: NodusError) -> dict[str, str]:
-    """Return reason, message and fix of a run that stops for want of money."""
-    found = {"reason": reason_of(refusal), "message": refusal.message}
-    return found | ({"fix": refusal.fix} if refusal.fix else {})
-
-
-def reason_of(refusal: NodusError) -> str:
-    """Return the reason under which a run is suspended: whether its own cap, a Budget or the credits lack room."""
-    if not isinstance(refusal, BudgetExceeded):
-        return INSUFFICIENT_CREDITS
-    return MAX_COST_REACHED if refusal.details.get("reason") == MAX_COST_REACHED else BUDGET_EXCEEDED
-
-
 def _roll(account: Account, number: int, due: Roll, ran: int) -> Payment:
     charge = _charge(account, due.used, ran)
     return Payment(account.open, (charge,), _request(account, number, due.next), account.spender)
@@ -232,7 +231,7 @@ def _end(account: Account, ran: int) -> Charge:
 
 def _charge(account: Account, used: int, ran: int, beyond: int = 0) -> Charge:
     time_us = max(0, ran - account.charged_us)
-    return Charge(_item(account), used, covered=beyond, quantity=time_us, unit="us", segment="running")
+    return Charge(account.item, used, covered=beyond, quantity=time_us, unit="us", segment="running")
 
 
 def _boot(account: Account, member: MemberState) -> list[Charge]:
@@ -240,11 +239,7 @@ def _boot(account: Account, member: MemberState) -> list[Charge]:
     started = member.times["started"]
     time_us = max(0, round((started - member.times.get("created", started)) * _SECOND_US))
     covered = metering.amount_of(account.place.rate, time_us)
-    return [Charge(_item(account), 0, covered=covered, covered_quantity=time_us, unit="us", segment="boot")]
-
-
-def _item(account: Account) -> str:
-    return f"compute/{account.place.offering}"
+    return [Charge(account.item, 0, covered=covered, covered_quantity=time_us, unit="us", segment="boot")]
 
 
 def _request(account: Account, number: int, wanted: Wanted) -> HoldRequest:
@@ -261,13 +256,14 @@ def _request(account: Account, number: int, wanted: Wanted) -> HoldRequest:
     )
 
 
-def settle_left_over(conn: Connection, uid: str, rate: int, ran: int) -> None:
+def settle_left_over(conn: Connection, uid: str, rate: int, item: str, ran: int) -> None:
     """Settle what an attempt still holds that nobody else will: it was deleted, or given up.
 
     Args:
         conn: a write transaction.
         uid: The attempt's.
         rate: Nano-dollars an hour, from what its supervisor was told; 0 where nothing is known, and nothing charged.
+        item: What that is for, from there too.
         ran: Microseconds that it ran.
     """
     for held in ledger.open_holds(conn, owner=uid):
@@ -278,7 +274,7 @@ def settle_left_over(conn: Connection, uid: str, rate: int, ran: int) -> None:
             continue
         closing = funding.close(rate, Paid(cost.total, cost.held), ran)
         time_us = max(0, ran - (running.time_us if running is not None else 0))
-        charge = Charge("compute", closing.used, closing.beyond, quantity=time_us, unit="us", segment="running")
+        charge = Charge(item, closing.used, closing.beyond, quantity=time_us, unit="us", segment="running")
         ledger.settle(conn, held.reference, [charge])
 
 
@@ -299,9 +295,10 @@ def left_over(conn: Connection) -> list[str]:
 def shortage(conn: Connection, owner: Object, node: str, terms: Terms) -> dict[str, str] | None:
     """Return reason, message and fix why a further attempt of a run would not be funded now, or None when it would."""
     place = _place(conn, owner, node)
-    if place is None or place.rate == 0:
-        return None
-    refusal = ledger.would_refuse(conn, funding.opening(place.rate, terms.pace).least, limits_for(conn, owner))
+    least = funding.opening(place.rate, terms.pace).least if place is not None and place.rate else 0
+    if memberspec.TRAINING_LABEL in owner.labels and terms.grading:
+        least += funding.opening(terms.grading, terms.pace).least
+    refusal = ledger.would_refuse(conn, least, limits_for(conn, owner)) if least else None
     return None if refusal is None else told(refusal)
 
 

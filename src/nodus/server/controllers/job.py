@@ -26,6 +26,7 @@ from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, Unsupported
 from nodus.core.kinds import ATTEMPT, JOB, VOLUME, Kind
+from nodus.server.billing.refusals import UNFUNDED
 from nodus.server.compute.local import images
 from nodus.server.controllers import funding, givingup, jobslots, jobstatus, memberspec, stopping
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
@@ -154,7 +155,7 @@ class JobController(BaseController):
             image = None
         cost = ledger.cost_of(conn, obj.uid)
         ctx = Context(obj, tuple(attempts), self._node, image, _revisions(conn, obj), cost=cost)
-        if not any(slot.reason in stopping.UNFUNDED for slot in ctx.slots if not slot.live):
+        if not any(slot.reason in UNFUNDED for slot in ctx.slots if not slot.live):
             return ctx
         return dataclasses.replace(ctx, short=funding.shortage(conn, obj, self._node, self._terms))
 

@@ -23,9 +23,10 @@ from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, SandboxNotRunning, Unsupported
 from nodus.core.kinds import ATTEMPT, PROCESS, SANDBOX, Kind
 from nodus.server.billing import costs
+from nodus.server.billing.refusals import UNFUNDED
 from nodus.server.compute.local import images
 from nodus.server.compute.processes import Activity
-from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses, stopping
+from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.runtime import (
     NOTHING,
@@ -327,7 +328,7 @@ def _decide_down(ctx: Context, now: datetime) -> Outcome:
         return NOTHING
     if last.status.get("phase") == "Lost":
         return _recover(ctx, last, now)
-    if last.status.get("phase") == "Cancelled" and ended in stopping.UNFUNDED:
+    if last.status.get("phase") == "Cancelled" and ended in UNFUNDED:
         told_why = {name: last.status.get(name) for name in ("message", "fix")}
         return _settle(ctx, now, "Stopped", ended, **told_why)
     if ended in _STOPS:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from nodus.core.durations import parse_duration
 from nodus.core.ids import new_uid
 from nodus.core.kinds import ATTEMPT
-from nodus.server.billing.funding import Pace
+from nodus.server.billing import gradingbill
+from nodus.server.billing.funding import SECOND_US, Pace
 from nodus.server.compute.local.backend import LocalBackend
 from nodus.server.controllers.attempt import AttemptController
 from nodus.server.controllers.funding import Terms
@@ -74,7 +75,9 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     backend: LocalBackend = services.backend
     node = node_id(data_dir)
     lookups = Lookups(services)
-    terms = Terms(services.prices.version, Pace(round(parse_duration(services.settings.funding_slice) * 1_000_000)))
+    prices = services.prices
+    pace = Pace(round(parse_duration(services.settings.funding_slice) * SECOND_US))
+    terms = Terms(prices.version, pace, prices.grading)
     attempts = AttemptController(services.store, backend, lookups, node, services.clock, terms)
     jobs = JobController(node, backend, services.clock, services.store, lookups, GitSources(services), terms)
     sandboxes = SandboxController(node, backend)
@@ -90,7 +93,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
             group.create_task(_forever("controllers", manager.run)),
             group.create_task(_forever("members", lambda: _follow_members(backend, manager, sandboxes))),
             group.create_task(_forever("heartbeat", lambda: _heartbeat(services, node))),
-            group.create_task(_forever("left-over-holds", lambda: _settle_left_over(attempts))),
+            group.create_task(_forever("left-over-holds", lambda: _settle_left_over(services.store, attempts))),
             group.create_task(_warm(backend)),
         ]
         try:
@@ -138,11 +141,12 @@ async def _heartbeat(services: Services, node: str) -> None:
         await asyncio.sleep(NODE_TTL_S / 10)
 
 
-async def _settle_left_over(attempts: AttemptController) -> None:
-    """Now and then, end the holds of attempts that nothing else will end."""
+async def _settle_left_over(store: Store, attempts: AttemptController) -> None:
+    """Now and then, end the holds that nothing else will end."""
     while True:
         await asyncio.sleep(SETTLE_INTERVAL_S)
         await attempts.settle_left_over()
+        await store.write(gradingbill.release_expired)
 
 
 def end_lost_attempts(conn: Connection) -> int:

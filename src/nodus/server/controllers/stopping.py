@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nodus.server.billing.refusals import UNFUNDED
 from nodus.server.controllers.outcome import Update
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 SUSPENDED = "Suspended"
 SIBLING_FAILED = "JobFailed"
 """Why attempts are stopped whose Job fails with another index."""
-UNFUNDED = frozenset({"MaxCostReached", "InsufficientCredits", "BudgetExceeded"})
-"""Reasons of a stop for want of money: the run's own cap, the credits, or a Budget."""
 PAUSES = UNFUNDED | {SUSPENDED}
 """Reasons after which the run goes on later."""
 STOP_REASONS = PAUSES | {"Cancelled", "Deleted", "Stopped", "Idle", "MaxLifetime", SIBLING_FAILED}

@@ -14,9 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.errors import Cause, GraderFailed, Invalid, Unavailable
+from nodus.core.errors import BudgetExceeded, Cause, GraderFailed, InsufficientCredits, Invalid, Unavailable
+from nodus.core.kinds import ATTEMPT
+from nodus.server.billing import gradingbill
+from nodus.server.billing.pricebook import PriceBook, read_price_book
+from nodus.server.billing.refusals import reason_of
+from nodus.server.controllers import stopping
 from nodus.server.grading.verdicts import OUTCOMES, Completion, Verdict
-from nodus.server.store import taskevents
+from nodus.server.store import objects, taskevents
 from nodus.server.store.taskevents import SampleKey, VerdictRow, another_completion, completion_digest
 from nodus.server.training import lookups
 from nodus.server.training.compile import DEFAULT_SEED
@@ -62,10 +67,12 @@ class TrainingService:
     Args:
         store: where verdicts are recorded.
         grading: lists tasks and grades, in sandboxes.
+        prices: what grading costs.
     """
 
-    def __init__(self, store: Store, grading: GradingService) -> None:
+    def __init__(self, store: Store, grading: GradingService, prices: PriceBook | None = None) -> None:
         self._store = store
+        self._prices = prices or read_price_book()
         self._grading = grading
         self._runs: OrderedDict[str, RunTasks] = OrderedDict()
         self._batches: dict[str, asyncio.Lock] = {}
@@ -104,6 +111,7 @@ class TrainingService:
             Invalid: a completion is of a task that the run was not given, or comes twice.
             Conflict: a completion was graded before with another text.
             GraderFailed: too many of the last completions could not be graded; names the evidence.
+            Unavailable: no money is left for it; the run is being suspended.
         """
         run = await self._run_of(obj)
         items = _items(completions, phase, step)
@@ -118,11 +126,35 @@ class TrainingService:
             for start in range(0, len(missing), CHUNK):
                 chunk = missing[start : start + CHUNK]
                 chosen = [item for _, item in chunk]
+                reference = await self._hold(obj, attempt, [key for key, _ in chunk], run.environment.timeout_s)
                 verdicts = await self._grading.grade(obj.uid, run.environment, chosen, parallel, beside=beside)
                 rows = [_row(key, item, verdict) for (key, item), verdict in zip(chunk, verdicts, strict=True)]
-                recorded |= await self._store.write(taskevents.record_verdicts, obj.uid, attempt, rows)
+                recorded |= await self._store.write(self._record, obj.uid, attempt, rows, reference, verdicts)
             await self._check_failures(obj, attempt)
         return [_wire(recorded[key]) for key in items]
+
+    async def _hold(self, obj: Object, attempt: str, keys: list[SampleKey], timeout_s: float) -> str | None:
+        """Hold what grading may cost; None where it costs nothing.
+
+        Raises:
+            Unavailable: there is no money for it.
+        """
+        if self._prices.grading == 0:
+            return None
+        try:
+            return await self._store.write(gradingbill.hold, obj, attempt, keys, timeout_s, self._prices)
+        except (InsufficientCredits, BudgetExceeded) as refusal:
+            await self._store.write(_suspend, obj, attempt, reason_of(refusal))
+            message = f"the run is being suspended: {refusal.message}"
+            raise Unavailable(message, fix="It goes on when there is money again.", retry_after_s=5.0) from refusal
+
+    def _record(
+        self, conn: Connection, uid: str, attempt: str, rows: list[VerdictRow], reference: str | None, of: list[Verdict]
+    ) -> dict[SampleKey, VerdictRow]:
+        """Record verdicts and charge for them: both or nothing."""
+        recorded = taskevents.record_verdicts(conn, uid, attempt, rows)
+        gradingbill.settle(conn, reference, of, self._prices)
+        return recorded
 
     async def count_tasks(
         self, found: FoundEnvironment, seed: int | None, task_filter: Mapping[str, Any]
@@ -218,6 +250,14 @@ def matches(metadata: Mapping[str, Any], task_filter: Mapping[str, Any]) -> bool
         if value not in allowed and value != wanted:
             return False
     return True
+
+
+def _suspend(conn: Connection, obj: Object, attempt: str, reason: str) -> None:
+    """Have the attempt stopped that has no money to be graded with; its Job goes on when there is."""
+    found = objects.find(conn, ATTEMPT, obj.project, attempt)
+    update = stopping.stop(found, reason) if found is not None else None
+    if update is not None:
+        objects.update(conn, update.obj, spec=update.spec)
 
 
 def _found(conn: Connection, obj: Object, name: str) -> FoundEnvironment:

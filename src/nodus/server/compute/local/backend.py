@@ -163,15 +163,16 @@ class LocalBackend:
         self._poke(attempt)
         _never_begin(attempt, {"reason": reason, "message": "stopped before it started"})
 
-    async def fund(self, key: str, *, seconds: float, rate: int) -> None:
+    async def fund(self, key: str, *, seconds: float, rate: int, item: str) -> None:
         """Let a member run for ``seconds`` since its start, pauses left out, and then pause it.
 
         Args:
             key: The member's; it need not have been started.
             seconds: In all.
-            rate: Nano-dollars an hour, for :meth:`funded_rate`.
+            rate: Nano-dollars an hour, for :meth:`funded_at`.
+            item: What that is for.
         """
-        await asyncio.to_thread(self._fund, key, Funding(seconds, rate))
+        await asyncio.to_thread(self._fund, key, Funding(seconds, rate, item))
 
     def _fund(self, key: str, funding: Funding) -> None:
         attempt = self.directory(key)
@@ -179,10 +180,10 @@ class LocalBackend:
         write_funding(attempt.path, funding)
         self._poke(attempt)
 
-    async def funded_rate(self, key: str) -> int:
-        """Return what an hour of a member costs in nano-dollars; 0 where it costs nothing or nothing is known of it."""
+    async def funded_at(self, key: str) -> tuple[int, str]:
+        """Return what an hour of a member costs in nano-dollars, and for what; 0 where nothing is known of that."""
         found = await asyncio.to_thread(read_funding, self.directory(key).path)
-        return 0 if found is None else found.rate
+        return (0, "") if found is None else (found.rate, found.item)
 
     async def refuse(self, key: str, message: str, fix: str | None = None) -> None:
         """Record that a member can't be started and never will be."""

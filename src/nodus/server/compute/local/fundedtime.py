@@ -29,6 +29,8 @@ class Funding(NamedTuple):
     """Since its start, pauses left out."""
     rate: int
     """Nano-dollars an hour; for whoever settles what it used once its attempt is gone."""
+    item: str
+    """What that is for."""
 
 
 def write_funding(directory: Path, funding: Funding) -> None:
@@ -39,7 +41,7 @@ def write_funding(directory: Path, funding: Funding) -> None:
 def read_funding(directory: Path) -> Funding | None:
     """Return how long a member may run, or None where that isn't limited."""
     found = read_json(directory / FILE)
-    return None if found is None else Funding(float(found["seconds"]), int(found["rate"]))
+    return None if found is None else Funding(float(found["seconds"]), int(found["rate"]), str(found["item"]))
 
 
 class FundedTime:

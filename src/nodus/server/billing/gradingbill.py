@@ -1,0 +1,103 @@
+"""What grading costs: a hold before a batch, the time that its graders worked after it.
+
+Held is what the batch can take at most, or what a limit leaves; were that less than one completion's, nothing is
+graded. What a batch takes beyond its hold is covered by Nodus: no cap is exceeded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nodus.server.billing.funding import SECOND_US
+from nodus.server.billing.limits import limits_for
+from nodus.server.billing.metering import amount_of
+from nodus.server.billing.pricebook import PriceBook
+from nodus.server.store import ledger
+from nodus.server.store.context import now_us
+from nodus.server.store.ledger import Charge, HoldRequest, Owner
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from nodus.server.grading.verdicts import Verdict
+    from nodus.server.store.objects import Object
+
+KIND = "Grading"
+"""Of a hold's owner: a batch, which ends with the process that grades it."""
+ITEM = "grading"
+_TRIES = 2
+_EXPIRES_US = 3600 * SECOND_US
+
+
+def hold(
+    conn: Connection, run: Object, attempt: str, keys: Sequence[object], timeout_s: float, prices: PriceBook
+) -> str | None:
+    """Hold what a batch may cost; return the hold's reference, or None where grading costs nothing.
+
+    Args:
+        conn: a write transaction.
+        run: the TrainingJob whose bill it is on.
+        attempt: name of the attempt that submits.
+        keys: what tells the batch's completions from all others of the attempt.
+        timeout_s: what a completion may take.
+        prices: in force.
+
+    Raises:
+        InsufficientCredits: not even one completion is covered.
+        BudgetExceeded: likewise, by a Budget or by the run's cap.
+    """
+    if prices.grading == 0:
+        return None
+    one_us = round(timeout_s * SECOND_US)
+    batch = hashlib.sha256(repr(list(keys)).encode()).hexdigest()[:32]
+    most_us = one_us * _TRIES * len(keys)
+    request = HoldRequest(
+        reference=f"grading/{run.uid}/{attempt}/{batch}",
+        amount=amount_of(prices.grading, most_us),
+        minimum=amount_of(prices.grading, one_us),
+        owner=Owner(KIND, run.uid, run.name, run.project or ""),
+        object=run.uid,
+        limits=limits_for(conn, run),
+        reason=f"grading {len(keys)} completions",
+        pricebook=prices.version,
+        expires_us=now_us(conn) + most_us + _EXPIRES_US,
+    )
+    return ledger.hold(conn, request).reference
+
+
+def settle(conn: Connection, reference: str | None, verdicts: Sequence[Verdict], prices: PriceBook) -> None:
+    """Charge a batch for the time that its graders worked on it; what Nodus failed to grade is covered.
+
+    Args:
+        conn: the transaction that records the verdicts.
+        reference: from :func:`hold`.
+        verdicts: of the batch.
+        prices: in force.
+    """
+    if reference is None:
+        return
+    paid_us = sum(_worked_us(verdict) for verdict in verdicts if verdict.outcome != "Error")
+    covered_us = sum(_worked_us(verdict) for verdict in verdicts if verdict.outcome == "Error")
+    charge = Charge(
+        ITEM,
+        amount_of(prices.grading, paid_us),
+        covered=amount_of(prices.grading, covered_us),
+        quantity=paid_us,
+        covered_quantity=covered_us,
+        unit="us",
+    )
+    ledger.settle(conn, reference, [charge])
+
+
+def release_expired(conn: Connection) -> int:
+    """Release the holds of batches whose process ended before them; return how many."""
+    found = [held for held in ledger.expired(conn) if held.owner.kind == KIND]
+    for held in found:
+        ledger.release(conn, held.reference)
+    return len(found)
+
+
+def _worked_us(verdict: Verdict) -> int:
+    return max(0, round(float(verdict.evidence.get("durationMs") or 0) * 1000))
