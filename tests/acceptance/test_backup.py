@@ -300,3 +300,28 @@ def test_sweep_beside_a_server_that_works(place: Place, tmp_path: Path) -> None:
         assert done.returncode == 1 and "a backup or another sweep is going on" in done.stderr
     assert "no server's data" in nodus("admin", "sweep", "--data-dir", tmp_path / "none").stderr
     assert nodus("admin", "sweep", "--older-than", "1m").returncode == 2
+
+
+@pytest.mark.sandbox
+@pytest.mark.heavy
+def test_logs_of_a_run_come_back_and_one_under_way_is_begun_again(place: Place, tmp_path: Path) -> None:
+    def job(name: str, script: str) -> None:
+        spec = {"command": ["sh", "-c", script], "resources": {"cpu": 0.1, "memory": "64Mi"}, "backoffLimit": 0}
+        place.ok("POST", f"{DEFAULT}/jobs", json={"metadata": {"name": name}, "spec": spec})
+
+    def phase(name: str) -> str | None:
+        found: str | None = place.ok("GET", f"{DEFAULT}/jobs/{name}")["status"].get("phase")
+        return found
+
+    job("done", "echo said")
+    job("under-way", "echo begun; sleep 8; echo ended")
+    assert eventually(lambda: phase("done") == "Succeeded" and phase("under-way") == "Running", timeout_s=60)
+    assert nodus("admin", "backup", place.target, "--data-dir", place.data).returncode == 0
+    assert eventually(lambda: phase("under-way") == "Succeeded", timeout_s=60)
+    place.down()
+    again = tmp_path / "again"
+    assert nodus("admin", "restore", place.target, "--data-dir", again).returncode == 0
+    place.up(again)
+    assert place.call("GET", f"{DEFAULT}/jobs/done/log").text == "said\n"
+    assert eventually(lambda: phase("under-way") == "Succeeded", timeout_s=80)
+    assert place.call("GET", f"{DEFAULT}/jobs/under-way/log").text.endswith("begun\nended\n")
