@@ -80,6 +80,8 @@ async def churn(store: Store, name: str, seed: int) -> None:
                 print(f"Settled {reference} {rolled.settled.paid}", flush=True)
                 if isinstance(rolled.next, Hold):
                     print(f"Held {following.reference} {rolled.next.amount}", flush=True)
+                    await store.write(ledger.release, following.reference)
+                    print(f"Released {following.reference} 0", flush=True)
 
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
 

@@ -36,7 +36,8 @@ class HoldRequest:
     """A hold that is wanted."""
 
     reference: str
-    """Unique in the org and derived from what is paid for, such as ``attempt/UID/slice/3``."""
+    """Unique in the org and derived from what is paid for, such as ``attempt/UID/slice/3``; whoever asks under the same
+    one is answered with the same hold, so nothing of it is a user's choice alone."""
     amount: int
     """Nano-dollars."""
     owner: Owner
