@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from nodus.core.clock import FakeClock
 from nodus.core.errors import BadRequest, BudgetExceeded, Conflict, InsufficientCredits, Invalid, NodusError, NotFound
 from nodus.core.money import MAX_NANOS, NANO
-from nodus.server.store import Store, books, holds, ledger, limits
+from nodus.server.store import Store, books, holds, ledger, limits, reconcile
 from nodus.server.store.ledger import Charge, Crossing, Hold, HoldRequest, Limit, Owner, Segment
 
 OWNER = Owner("Attempt", "a-1", "train-1", "default")
@@ -326,6 +326,17 @@ def test_sums_stay_within_what_is_counted(funded: Store) -> None:
 def test_references_that_no_database_holds_are_refused(funded: Store, reference: str) -> None:
     with pytest.raises(Invalid, match="is no reference"):
         funded.write_sync(ledger.hold, wanted(reference, 1))
+
+
+def test_names_that_no_database_holds_are_cut_to_what_it_does(funded: Store) -> None:
+    owner = Owner("Attempt", "a-1", "\0" * 300, "default")
+    limit = Limit("Object", "o-1", "é\0" * 300)
+    funded.write_sync(ledger.hold, HoldRequest("r", NANO, owner, "o-1", (limit,), reason="\ud800" * 300))
+    funded.write_sync(ledger.settle, "r", [Charge("\0" * 300, NANO, quantity=1, unit="x" * 99)])
+    funded.write_sync(ledger.grant, NANO, "\0" * 300, "\0" * 300)
+    (line,) = funded.read_sync(books.usage).items
+    assert (len(line.item), len(line.unit), len(line.owner_name), len(line.reason)) == (253, 16, 253, 253)
+    assert funded.read_sync(reconcile.verify) == []
 
 
 def test_a_limit_given_twice_counts_once_and_too_many_are_refused(funded: Store) -> None:

@@ -191,8 +191,8 @@ def add(
     debit, credit = ACCOUNTS[type_]
     row = {
         "org": org_of(conn), "at_us": now, "type": type_, "debit": debit, "credit": credit,
-        "amount_nanos": amount, "hold": hold, "reference": None, "reason": "", "item": charge.item,
-        "segment": charge.segment, "quantity": quantity, "unit": charge.unit,
+        "amount_nanos": amount, "hold": hold, "reference": None, "reason": "", "item": clean(charge.item)[:253],
+        "segment": charge.segment, "quantity": quantity, "unit": charge.unit[:16],
     }  # fmt: skip
     _BOOKS.add(conn, row)
 
