@@ -11,6 +11,8 @@ from nodus.core.clock import FakeClock
 from nodus.core.kinds import OFFERING
 from nodus.core.money import format_usd
 from nodus.server.billing.pricebook import PriceBook
+from nodus.server.controllers import funding
+from nodus.server.controllers.service import node_id
 from nodus.server.services import Services
 from nodus.server.store import ledger, objects
 from tests.integration.api.conftest import Api
@@ -63,6 +65,20 @@ async def test_share_of_the_machine_times_the_expected_duration(api: Api, priced
     assert (found["pricebookVersion"], found["validUntil"]) == ("2026.11+test", "2026-01-01T00:15:00Z")
     assert found["warnings"] == found["blockingReasons"] == []
     assert "concurrentHoldUSD" not in found and "gangHoldUSD" not in found
+
+
+@pytest.mark.parametrize("cpu", [None, "500m", 0.3, "0.7", 3, 4])
+async def test_attempt_is_charged_by_the_rate_of_the_estimate(
+    api: Api, priced: Any, services: Services, put: Callable[..., Any], cpu: Any
+) -> None:
+    priced(7_000_000_003)
+    spec = {"command": ["true"], "resources": {"cpu": cpu} if cpu else {}}
+    found, _ = await plan(api, **spec)
+    owner, attempt = put("Job", "run", spec), put("Attempt", "run-1", {"job": "run", "epoch": 1})
+    node = node_id(services.settings.data_dir)
+    place, _ = services.store.read_sync(funding.load, attempt, owner, node, funding.FREE_TERMS)
+    assert place is not None
+    assert (place.offering, format_usd(place.rate)) == (found["placementPreview"]["offering"], found["rateUSDPerHour"])
 
 
 async def test_unknown_duration_of_what_costs_has_no_cost_and_a_fix(api: Api, priced: Any, rich: None) -> None:
