@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from nodus.core.errors import Conflict, Invalid
 from nodus.core.money import format_usd
-from nodus.server.store import books, holds, limits
+from nodus.server.store import books, counting, holds, limits
 from nodus.server.store.books import Charge
 from nodus.server.store.context import lock_objects, now_us, org_of
 from nodus.server.store.holds import Hold, HoldRequest, Owner, expired, extend, open_holds
@@ -104,7 +104,7 @@ def grant(conn: Connection, amount: int, reference: str, reason: str = "") -> Ba
         return balance(conn)
     checked(amount + (row.cap_nanos if row is not None else 0))
     books.grant(conn, amount, reference, reason)
-    limits.grant(conn, row.id if row is not None else limits.create(conn, credit), amount)
+    counting.grant(conn, row.id if row is not None else limits.create(conn, credit), amount)
     return balance(conn)
 
 
@@ -145,7 +145,7 @@ def try_hold(conn: Connection, request: HoldRequest) -> Hold | Refusal:
     taken = holds.add(conn, request, fitting, numbers)
     if taken is None:
         return _same(holds.row_of(conn, request.reference), request)
-    limits.hold(conn, numbers, fitting)
+    counting.hold(conn, numbers, fitting)
     books.add(conn, taken.created_us, "Hold", taken.id, fitting)
     crossed: list[Crossing] = []
     for limit, row in zip(wanted, rows, strict=True):
@@ -198,10 +198,10 @@ def settle(conn: Connection, reference: str, charges: Sequence[Charge] = ()) -> 
         return Settlement(holds.from_row(row), paid, covered, rest)
     now = holds.end(conn, row, "Settled", paid, covered)
     numbers = holds.limits_of(row)
-    limits.settle(conn, numbers, row.amount_nanos, paid, covered)
+    counting.settle(conn, numbers, row.amount_nanos, paid, covered)
     _book(conn, row, numbers, charges, rest, now)
     crossed: list[Crossing] = []
-    for limit in limits.watched(conn, numbers) if paid else ():
+    for limit in counting.watched(conn, numbers) if paid else ():
         crossed += limits.reached(limit, limit.spent_nanos - paid, limit.spent_nanos, "Spent")
     ended = holds.from_row(row._replace(state="Settled", settled_nanos=paid, covered_nanos=covered, ended_us=now))
     return Settlement(ended, paid, covered, rest, tuple(crossed))
@@ -223,7 +223,7 @@ def release(conn: Connection, reference: str) -> Hold | None:
         return holds.from_row(row)
     now = holds.end(conn, row, "Released", 0, 0)
     numbers = holds.limits_of(row)
-    limits.settle(conn, numbers, row.amount_nanos, 0, 0)
+    counting.settle(conn, numbers, row.amount_nanos, 0, 0)
     books.add(conn, now, "Release", row.id, row.amount_nanos)
     return holds.from_row(row._replace(state="Released", ended_us=now))
 
@@ -254,7 +254,7 @@ def cost_of(conn: Connection, subject: str) -> Cost:
     row = limits.of_object(conn, subject)
     if row is None:
         return Cost()
-    parts = limits.segments(conn, row.id)
+    parts = counting.segments(conn, row.id)
     return Cost(row.spent_nanos, row.held_nanos, row.cap_nanos, row.covered_nanos, parts)
 
 
@@ -319,6 +319,6 @@ def _book(conn: Connection, row: Any, numbers: Sequence[int], charges: Sequence[
             books.add(conn, now, "Cover", row.id, covered, charge, charge.covered_quantity)
         if charge.segment:
             part = Segment(paid, covered, charge.quantity, charge.covered_quantity)
-            limits.add_segment(conn, numbers, charge.segment, part)
+            counting.add_segment(conn, numbers, charge.segment, part)
     if rest:
         books.add(conn, now, "Release", row.id, rest)

@@ -7,19 +7,19 @@ commit, on both databases, and transactions over limits and objects wait for eac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, insert, or_, select, union_all, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, bindparam, insert, select, union_all, update
 
 from nodus.core.errors import BudgetExceeded, InsufficientCredits, Invalid
 from nodus.core.money import MAX_NANOS, format_usd
 from nodus.server.store.codec import clean
 from nodus.server.store.context import lock_objects, org_of
 from nodus.server.store.prepared import Prepared
-from nodus.server.store.schema import limit_segments, limits
+from nodus.server.store.schema import limits
 
 CREDITS: Final = "Credits"
 MAX_LIMITS = 64
@@ -114,7 +114,7 @@ def read(conn: Connection, kind: str, subject: str, period: str = "") -> Counted
 
 def periods(conn: Connection, kind: str, subject: str) -> list[Counted]:
     """Return every period of a limit, oldest first."""
-    query = _READ.where(limits.c.org == org_of(conn), limits.c.kind == kind, limits.c.subject == subject)
+    query = READ.where(limits.c.org == org_of(conn), limits.c.kind == kind, limits.c.subject == subject)
     return [_counted(row) for row in conn.execute(query.order_by(limits.c.period))]
 
 
@@ -140,56 +140,33 @@ def set_cap(conn: Connection, limit: Limit) -> Counted:
 
 # For the ledger -----------------------------------------------------------------------------------------------------
 
-_DIALECTS: dict[str, Any] = {"sqlite": sqlite, "postgresql": postgresql}
 _COLUMNS = (
     limits.c.id, limits.c.kind, limits.c.subject, limits.c.period, limits.c.name, limits.c.cap_nanos,
     limits.c.held_nanos, limits.c.spent_nanos, limits.c.covered_nanos, limits.c.thresholds,
 )  # fmt: skip
-_READ = select(*_COLUMNS)
+READ = select(*_COLUMNS)
+"""What is read of limits, to be narrowed down."""
 _CREATE = Prepared(insert(limits).returning(limits.c.id), [c.key for c in limits.c if c.key != "id"])
 _RAISE = Prepared(update(limits).where(limits.c.id == bindparam("of")).values(cap_nanos=bindparam("cap")))
-_GRANT = Prepared(
-    update(limits).where(limits.c.id == bindparam("of")).values(cap_nanos=limits.c.cap_nanos + bindparam("amount"))
-)
-_SEGMENT_COLUMNS = [column.key for column in limit_segments.c]
-_SEGMENTS = Prepared(select(limit_segments).where(limit_segments.c.limit == bindparam("of")))
 
 
-def _adding_segments(insert_: Any) -> Any:
-    added, there = insert_.excluded, limit_segments.c
-    return insert_.on_conflict_do_update(
-        index_elements=[there.limit, there.segment],
-        set_={name: there[name] + added[name] for name in ("spent_nanos", "covered_nanos", "time_us", "covered_us")},
-    )
-
-
-_ADD_SEGMENT = Prepared(
-    {name: _adding_segments(module.insert(limit_segments)) for name, module in _DIALECTS.items()}, _SEGMENT_COLUMNS
-)
-_KEYS: dict[int, Prepared] = {}
-_HOLD: dict[int, Prepared] = {}
-_SETTLE: dict[int, Prepared] = {}
-_WATCHED: dict[int, Prepared] = {}
-
-
+@functools.cache
 def _by_keys(count: int) -> Prepared:
     """The statement that reads so many limits by what they are for.
 
     One look into the index for each: with OR between them, SQLite may read every limit of the org instead.
     """
-    if count not in _KEYS:
-        c = limits.c
-        each = [
-            _READ.where(
-                c.org == bindparam("org"),
-                c.kind == bindparam(f"kind{n}"),
-                c.subject == bindparam(f"subject{n}"),
-                c.period == bindparam(f"period{n}"),
-            )
-            for n in range(count)
-        ]
-        _KEYS[count] = Prepared(union_all(*each) if count > 1 else each[0])
-    return _KEYS[count]
+    c = limits.c
+    each = [
+        READ.where(
+            c.org == bindparam("org"),
+            c.kind == bindparam(f"kind{n}"),
+            c.subject == bindparam(f"subject{n}"),
+            c.period == bindparam(f"period{n}"),
+        )
+        for n in range(count)
+    ]
+    return Prepared(union_all(*each) if count > 1 else each[0])
 
 
 def find(conn: Connection, wanted: Sequence[Limit]) -> list[Any]:
@@ -235,50 +212,6 @@ def raised_cap(limit: Limit, row: Any) -> int | None:
 def raise_cap(conn: Connection, row: Any, cap: int | None) -> None:
     """Write a cap that :func:`raised_cap` returned."""
     _RAISE.run(conn, {"of": row.id, "cap": cap})
-
-
-def grant(conn: Connection, number: int, amount: int) -> None:
-    """Raise a cap by an amount."""
-    _GRANT.run(conn, {"of": number, "amount": amount})
-
-
-def hold(conn: Connection, numbers: Sequence[int], amount: int) -> None:
-    """Count an amount as held under limits that have room for it."""
-    if _hold_under(len(numbers)).run(conn, _numbered(numbers) | {"amount": amount}) != len(numbers):
-        raise AssertionError(f"the limits {numbers} changed under the lock")
-
-
-def settle(conn: Connection, numbers: Sequence[int], amount: int, paid: int, covered: int) -> None:
-    """Count an amount as no longer held, and what was paid and covered.
-
-    Raises:
-        Invalid: what Nodus covers is more than can be counted.
-    """
-    values = _numbered(numbers) | {
-        "amount": amount, "paid": paid, "covered": covered, "most": MAX_NANOS - covered
-    }  # fmt: skip
-    if _settle_under(len(numbers)).run(conn, values) != len(numbers):
-        raise Invalid(f"${format_usd(covered)} can't be covered on top of what was", fix="Use a smaller amount.")
-
-
-def watched(conn: Connection, numbers: Sequence[int]) -> list[Any]:
-    """Return the rows of those limits that have thresholds."""
-    return _watched(len(numbers)).all(conn, _numbered(numbers))
-
-
-def add_segment(conn: Connection, numbers: Sequence[int], segment: str, part: Segment) -> None:
-    """Count what a part of a run's time cost under each limit."""
-    for number in numbers:
-        values = (number, segment, org_of(conn), *part)
-        _ADD_SEGMENT.run(conn, dict(zip(_SEGMENT_COLUMNS, values, strict=True)))
-
-
-def segments(conn: Connection, number: int) -> dict[str, Segment]:
-    """Return what each part of the time cost under a limit."""
-    return {
-        row.segment: Segment(row.spent_nanos, row.covered_nanos, row.time_us, row.covered_us)
-        for row in _SEGMENTS.all(conn, {"of": number})
-    }
 
 
 def of_object(conn: Connection, subject: str) -> Any:
@@ -345,45 +278,3 @@ def _name(limit: Limit) -> str:
 
 def _thresholds(limit: Limit) -> str:
     return " ".join(str(checked(amount)) for amount in sorted(set(limit.thresholds)))
-
-
-def _numbered(numbers: Sequence[int]) -> dict[str, Any]:
-    return {f"of{place}": number for place, number in enumerate(numbers)}
-
-
-def _these(count: int) -> Any:
-    return or_(*(limits.c.id == bindparam(f"of{place}") for place in range(count)))
-
-
-def _hold_under(count: int) -> Prepared:
-    """The statement that holds an amount under so many limits, those that have room."""
-    if count not in _HOLD:
-        c = limits.c
-        amount: Any = bindparam("amount")
-        room = or_(c.cap_nanos.is_(None), c.cap_nanos - c.held_nanos - c.spent_nanos >= amount)
-        _HOLD[count] = Prepared(
-            update(limits).where(and_(_these(count), room)).values(held_nanos=c.held_nanos + amount)
-        )
-    return _HOLD[count]
-
-
-def _settle_under(count: int) -> Prepared:
-    """The statement that ends a hold under so many limits, those that can count what is covered."""
-    if count not in _SETTLE:
-        c = limits.c
-        _SETTLE[count] = Prepared(
-            update(limits)
-            .where(_these(count), c.covered_nanos <= bindparam("most"))
-            .values(
-                held_nanos=c.held_nanos - bindparam("amount"),
-                spent_nanos=c.spent_nanos + bindparam("paid"),
-                covered_nanos=c.covered_nanos + bindparam("covered"),
-            )
-        )
-    return _SETTLE[count]
-
-
-def _watched(count: int) -> Prepared:
-    if count not in _WATCHED:
-        _WATCHED[count] = Prepared(_READ.where(_these(count), limits.c.thresholds != ""))
-    return _WATCHED[count]
