@@ -122,6 +122,20 @@ async def test_notify_counts_and_blocks_nothing(
     spend(job, 1)
 
 
+async def test_what_was_reached_of_a_limit_is_told_before_it_changes(
+    api: Api, put: Callable[..., Object], spend: Callable[..., None]
+) -> None:
+    await api.ok("POST", BUDGETS, json=budget())
+    spend(put("Job", "train"), 8 * NANO)
+    changed = await api.patch(f"{BUDGETS}/b", {"spec": {"limitUSD": "100.00"}})
+    assert changed.json()["status"]["thresholdsReached"] == [50, 80]
+    await api.patch(f"{BUDGETS}/b", {"spec": {"limitUSD": "10.00"}})
+    events = (await api.ok("GET", f"{V1}/events", params={"fieldSelector": "involvedObject.kind=Budget"}))["items"]
+    assert sorted((event["message"], event["reason"], event["count"]) for event in events) == [
+        (f"{percent}% of $10.00 is spent in 2026-11", "BudgetThreshold", 1) for percent in (50, 80)
+    ]
+
+
 async def test_a_change_in_a_dry_run_changes_nothing(
     api: Api, put: Callable[..., Object], spend: Callable[..., None], services: Services
 ) -> None:

@@ -10,6 +10,7 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def _spec(limit: int, monthly: bool, blocks: bool) -> dict[str, Any]:
 
 
 def _stored(conn: Connection, obj: Object) -> Object:
-    BudgetAdmission(BUDGET).stored(conn, None, None, obj)  # type: ignore[arg-type]  # it uses neither
+    BudgetAdmission(BUDGET).stored(conn, None, SimpleNamespace(old=None), obj)  # type: ignore[arg-type]
     return obj
 
 

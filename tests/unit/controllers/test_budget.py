@@ -65,6 +65,16 @@ async def test_a_threshold_is_told_once_a_period(world: World) -> None:
     assert world.get(budget).status["thresholdsReached"] == [50]
 
 
+async def test_what_a_month_reached_at_its_end_is_told_after_it(world: World) -> None:
+    budget = make(world)
+    await passes(world)
+    spend(world, budget, 5 * NANO, "r1")
+    world.clock.advance(31 * 86_400)
+    await passes(world)
+    assert told(world) == [("50% of $10.00 is spent in 2026-01", 1)]
+    assert (world.get(budget).status["period"], "thresholdsReached" in world.get(budget).status) == ("2026-02", False)
+
+
 async def test_another_limit_tells_none_again(world: World) -> None:
     budget = make(world, period="Total")
     spend(world, budget, 5 * NANO, "r1")
@@ -99,7 +109,7 @@ def test_what_was_read_before_the_month_ended_counts_for_it_alone(world: World) 
     controller = BudgetController()
     context = world.store.read_sync(controller.load, world.get(budget))
     outcome = controller.decide(context, datetime(2026, 2, 1, tzinfo=UTC))
-    assert outcome.events == ()
+    assert [event.message for event in outcome.events] == [f"{p}% of $10.00 is spent in 2026-01" for p in (50, 80, 100)]
     assert (outcome.status or {})["spentUSD"] == "0.00"
     assert world.store.read_sync(limits.read, "Budget", budget.uid, "2026-02") is None
 

@@ -22,6 +22,8 @@ from nodus.server.store.limits import Counted, Limit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+THRESHOLD = "BudgetThreshold"
+"""Reason of the Event that tells of one."""
 CREATED_BY = "nodus.dev/created-by"
 """Label of an object that says who made it; the server sets it and nobody changes it."""
 
@@ -131,3 +133,16 @@ def reached(rule: Rule, spent: int) -> list[int]:
 def told(status: Mapping[str, Any], period: str) -> list[int]:
     """Return the percentages that a Budget's stored status says were told in a period."""
     return list(status.get("thresholdsReached") or []) if status.get("period", "") == period else []
+
+
+def untold(rule: Rule, status: Mapping[str, Any], counted: Counted | None) -> list[int]:
+    """Return the percentages that were reached in a period and are not told yet."""
+    if counted is None:
+        return []
+    known = told(status, counted.period)
+    return [percent for percent in reached(rule, counted.spent) if percent not in known]
+
+
+def told_of(rule: Rule, percent: int, period: str) -> str:
+    """Return what an Event says of a threshold that was reached."""
+    return f"{percent}% of ${format_usd(rule.amount)} is spent{f' in {period}' if period else ''}"

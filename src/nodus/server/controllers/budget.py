@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from nodus.core.kinds import BUDGET
-from nodus.core.money import format_usd
 from nodus.server.billing import budgets
 from nodus.server.controllers.runtime import NOTHING, ActionResult, BaseController, EventNote, Outcome
 from nodus.server.store import limits
@@ -34,10 +33,13 @@ LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A Budget and what it has counted in the period that runs."""
+    """A Budget and what it has counted."""
 
     obj: Object
     counted: Counted | None
+    """In the period that runs."""
+    before: Counted | None = None
+    """In the period that the status is about, where that has ended."""
     result: ActionResult | None = None
 
 
@@ -48,27 +50,27 @@ class BudgetController(BaseController):
 
     def load(self, conn: Connection, obj: Object) -> Context:
         """Read what it has counted."""
-        rule = budgets.rule_of(obj.uid, obj.name, obj.spec)
-        return Context(obj, limits.read(conn, "Budget", obj.uid, rule.period(from_us(now_us(conn)))))
+        period = budgets.rule_of(obj.uid, obj.name, obj.spec).period(from_us(now_us(conn)))
+        shown = str(obj.status.get("period", ""))
+        before = limits.read(conn, BUDGET.name, obj.uid, shown) if shown not in ("", period) else None
+        return Context(obj, limits.read(conn, BUDGET.name, obj.uid, period), before)
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
-        """Bring the status up to date and tell what was not told yet."""
-        obj, counted = ctx.obj, ctx.counted
+        """Bring the status up to date and tell what was not told yet, of a month that ended too."""
+        obj = ctx.obj
         if obj.deleted_at is not None:
             return NOTHING
         rule = budgets.rule_of(obj.uid, obj.name, obj.spec)
         period = rule.period(now)
-        if counted is not None and counted.period != period:
-            counted = None  # a month began since it was read
-        told = budgets.told(obj.status, period)
-        fresh = [p for p in budgets.reached(rule, counted.spent if counted is not None else 0) if p not in told]
-        status = {**budgets.status_of(rule, counted, now)}
-        if told or fresh:
-            status["thresholdsReached"] = sorted({*told, *fresh})
-        when = f" in {period}" if period else ""
-        amount = format_usd(rule.amount)
-        events = [
-            EventNote("Warning", "BudgetThreshold", f"{percent}% of ${amount} is spent{when}") for percent in fresh
-        ]
-        changed = status != obj.status
-        return Outcome(status=status if changed else None, events=events, requeue_after_s=LOOK_S)
+        # A month may have begun since it was read.
+        counted = ctx.counted if ctx.counted is not None and ctx.counted.period == period else None
+        fresh = budgets.untold(rule, obj.status, counted)
+        status = budgets.status_of(rule, counted, now)
+        if known := sorted({*budgets.told(obj.status, period), *fresh}):
+            status["thresholdsReached"] = known
+        ended = ctx.before or (ctx.counted if counted is None else None)
+        late = budgets.untold(rule, obj.status, ended)
+        texts = [budgets.told_of(rule, percent, ended.period) for percent in late if ended is not None]
+        texts += [budgets.told_of(rule, percent, period) for percent in fresh]
+        events = [EventNote("Warning", budgets.THRESHOLD, text) for text in texts]
+        return Outcome(status=status if status != obj.status else None, events=events, requeue_after_s=LOOK_S)

@@ -12,7 +12,7 @@ from nodus.core.labels import label_problem
 from nodus.core.money import MAX_NANOS, format_usd, parse_usd
 from nodus.server.billing import budgets
 from nodus.server.kinds.base import Admission, Draft
-from nodus.server.store import limits, objects
+from nodus.server.store import events, limits, objects
 from nodus.server.store.codec import from_us
 from nodus.server.store.context import now_us
 
@@ -51,6 +51,8 @@ class BudgetAdmission(Admission[BudgetSpec]):
             _require_reach(draft.actor, draft.spec)
         if draft.creating:
             draft.status = {"phase": "Active"}
+            if spec.period == "Monthly":
+                draft.status["period"] = budgets.month_of(from_us(now_us(conn)))
 
     def preview(self, conn: Connection, services: Services, draft: Draft, spec: BudgetSpec) -> dict[str, Any]:
         """What it has counted, of an update; nothing yet, of a new one."""
@@ -58,13 +60,29 @@ class BudgetAdmission(Admission[BudgetSpec]):
         return _status(conn, uid, str(draft.name), draft.spec)
 
     def stored(self, conn: Connection, services: Services, draft: Draft, obj: Object) -> None:
-        """Give its counter of this period the limit it has now."""
+        """Give its counter of this period the limit it has now; what was reached of the one before is told first."""
+        if draft.old is not None:
+            _tell(conn, obj, draft.old.spec)
         rule = budgets.rule_of(obj.uid, obj.name, obj.spec)
         limits.set_cap(conn, rule.limit(from_us(now_us(conn))))
 
     def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
         """Leave Budgets beyond a key's projects alone."""
         _require_reach(actor, obj.spec)
+
+
+def _tell(conn: Connection, obj: Object, spec: dict[str, Any]) -> None:
+    """Record the Events of thresholds that a Budget reached with a limit that it is about to lose."""
+    rule = budgets.rule_of(obj.uid, obj.name, spec)
+    period = rule.period(from_us(now_us(conn)))
+    fresh = budgets.untold(rule, obj.status, limits.read(conn, BUDGET.name, obj.uid, period))
+    if not fresh:
+        return
+    for percent in fresh:
+        events.record(conn, obj, "Warning", budgets.THRESHOLD, budgets.told_of(rule, percent, period))
+    known = sorted({*budgets.told(obj.status, period), *fresh})
+    shown = {"period": period} if period else {}
+    objects.update_status(conn, obj.uid, {**obj.status, **shown, "thresholdsReached": known})
 
 
 def _require_reach(actor: Principal, spec: dict[str, Any]) -> None:
@@ -87,7 +105,7 @@ def present_budget(conn: Connection, obj: Object, wire: dict[str, Any]) -> dict[
 
 def _status(conn: Connection, uid: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
     rule, now = budgets.rule_of(uid, name, spec), from_us(now_us(conn))
-    return budgets.status_of(rule, limits.read(conn, "Budget", uid, rule.period(now)), now)
+    return budgets.status_of(rule, limits.read(conn, BUDGET.name, uid, rule.period(now)), now)
 
 
 ADMISSIONS = (BudgetAdmission(BUDGET),)
