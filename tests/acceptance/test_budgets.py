@@ -19,7 +19,7 @@ from nodus.server.lifecycle import DownOptions, Started, UpOptions, down, up
 from nodus.testing.eventually import eventually
 
 NODUS = str(Path(sys.executable).parent / "nodus")
-pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.heavy, pytest.mark.timeout(180)]
 Run = Callable[..., str]
 
 
