@@ -344,12 +344,14 @@ def _run_unguarded(conn: Connection, job: Job) -> None:
 
 def _run_in_savepoint(conn: Connection, job: Job) -> None:
     ctx = context(conn)
-    mark, ctx.locked = ctx.mark(), False
+    # A lock that a job before took stays until the commit; one that this job takes goes with its savepoint.
+    mark, locked = ctx.mark(), ctx.locked
     _savepoint(conn, "SAVEPOINT job")
     _run_only(conn, job)
     if job.error is not None:
         _savepoint(conn, "ROLLBACK TO SAVEPOINT job")
         ctx.undo(mark)
+        ctx.locked = locked
     _savepoint(conn, "RELEASE SAVEPOINT job")
 
 
