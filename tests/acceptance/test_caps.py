@@ -68,14 +68,9 @@ def nodus(server: Started, tmp_path: Path) -> Run:
     return run
 
 
-def get(nodus: Run, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(nodus("get", name, "-o", "json"))
-    return found
-
-
-def is_in(nodus: Run, name: str, phase: str, timeout_s: float = 60) -> dict[str, Any]:
+def is_in(nodus: Run, name: str, phase: str, project: str = "default", timeout_s: float = 60) -> dict[str, Any]:
     def found() -> dict[str, Any] | None:
-        now = get(nodus, name)
+        now: dict[str, Any] = json.loads(nodus("get", name, "-p", project, "-o", "json"))
         return now if now["status"].get("phase") == phase else None
 
     job = eventually(found, timeout_s=timeout_s)
@@ -87,14 +82,14 @@ def cost_of(job: dict[str, Any]) -> Decimal:
     return Decimal(job["status"]["cost"]["totalUSD"])
 
 
-def start(nodus: Run, tmp_path: Path, name: str, cap: str) -> None:
+def start(nodus: Run, tmp_path: Path, name: str, cap: str, project: str = "default") -> None:
     spec = {
         "image": "nodus/base", "command": ["python3", "-c", COUNTS], "resources": {"cpu": 1, "memory": "512Mi"},
         "maxCostUSD": cap,
     }  # fmt: skip
     manifest = {"apiVersion": "nodus.dev/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
     (tmp_path / f"{name}.json").write_text(json.dumps(manifest))
-    nodus("apply", "-f", str(tmp_path / f"{name}.json"))
+    nodus("apply", "-p", project, "-f", str(tmp_path / f"{name}.json"))
 
 
 def finish(server: Started, job: dict[str, Any]) -> None:
@@ -190,3 +185,34 @@ def test_a_cap_that_pays_for_no_start_is_told_with_amounts_and_a_deleted_run_owe
 def balance(nodus: Run) -> dict[str, Decimal]:
     status = json.loads(nodus("get", "billingaccounts", "-o", "json"))["items"][0]["status"]
     return {"held": Decimal(status["pendingUSD"]), "spent": Decimal(status["spentUSD"])}
+
+
+def test_a_run_that_a_budget_stops_goes_on_when_the_budget_is_raised(
+    server: Started, nodus: Run, tmp_path: Path
+) -> None:
+    nodus("create", "project", "small")
+    nodus("create", "budget", "small", "--limit", "0.50", "--period", "Total", "--scope-project", "small")
+    start(nodus, tmp_path, "budgeted", "5.00", "small")
+    job = is_in(nodus, "job/budgeted", "Suspended", project="small")
+    assert job["status"]["reason"] == "BudgetExceeded"
+    assert "'small'" in job["status"]["message"]
+    assert cost_of(job) <= Decimal("0.50")
+    nodus("patch", "budget/small", "-p", '{"spec":{"limitUSD":"5.00"}}')
+    job = is_in(nodus, "job/budgeted", "Running", project="small")
+    finish(server, job)
+    is_in(nodus, "job/budgeted", "Succeeded", project="small")
+    nodus("admin", "ledger", "verify")
+
+
+def test_a_sandbox_stops_at_its_cap_and_starts_again_when_that_is_raised(server: Started, nodus: Run) -> None:
+    nodus("create", "sandbox", "box", "--cpu", "1", "--memory", "512Mi", "--max-cost", "0.40")
+    nodus("wait", "sandbox/box", "--for=jsonpath={.status.phase}=Running", "--timeout=30s")
+    nodus("exec", "sandbox/box", "--", "sh", "-c", "echo kept > /workspace/file")
+    box = is_in(nodus, "sandbox/box", "Stopped")
+    assert (box["status"]["stopReason"], box["status"]["cost"]["limitUSD"]) == ("MaxCostReached", "0.40")
+    assert Decimal(0) < cost_of(box) <= Decimal("0.40")
+    nodus("patch", "sandbox/box", "-p", '{"spec":{"maxCostUSD":"5.00"}}')
+    nodus("start", "sandbox/box")
+    nodus("wait", "sandbox/box", "--for=jsonpath={.status.phase}=Running", "--timeout=30s")
+    assert nodus("exec", "sandbox/box", "--", "cat", "/workspace/file") == "kept\n"
+    nodus("delete", "sandbox/box")
