@@ -33,6 +33,9 @@ def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
     [
         ({"port": 70000}, "port"),
         ({"port": "x"}, "port"),
+        ({"starting_grant_usd": "lots"}, "starting_grant_usd"),
+        ({"starting_grant_usd": "-1"}, "starting_grant_usd"),
+        ({"starting_grant_usd": "999999999999"}, "starting_grant_usd"),
         ({"roles": ("chef",)}, "roles"),
         ({"host": "0.0.0.0"}, "--tls-cert"),
         ({"host": "10.0.0.1"}, "--behind-proxy"),

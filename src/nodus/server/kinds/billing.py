@@ -48,7 +48,7 @@ class BudgetAdmission(Admission[BudgetSpec]):
                 if problem is not None:
                     draft.reject("spec.scope.selector.matchLabels", problem)
         if draft.creating and draft.actor is not None:
-            _require_reach(draft.actor, draft.spec)
+            _require_reach(draft.actor, scope.project if scope is not None else None)
         if draft.creating:
             draft.status = {"phase": "Active"}
             if spec.period == "Monthly":
@@ -68,7 +68,7 @@ class BudgetAdmission(Admission[BudgetSpec]):
 
     def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
         """Leave Budgets beyond a key's projects alone."""
-        _require_reach(actor, obj.spec)
+        _require_reach(actor, (obj.spec.get("scope") or {}).get("project"))
 
 
 def _tell(conn: Connection, obj: Object, spec: dict[str, Any]) -> None:
@@ -85,8 +85,7 @@ def _tell(conn: Connection, obj: Object, spec: dict[str, Any]) -> None:
     objects.update_status(conn, obj.uid, {**obj.status, **shown, "thresholdsReached": known})
 
 
-def _require_reach(actor: Principal, spec: dict[str, Any]) -> None:
-    project = (spec.get("scope") or {}).get("project")
+def _require_reach(actor: Principal, project: str | None) -> None:
     if actor.projects and not actor.within([project] if project else []):
         raise Forbidden(
             f"the key {actor.name} reaches only {', '.join(actor.projects)}, and the Budget counts more",
