@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +13,12 @@ from nodus.core.clock import Clock
 from nodus.core.ids import generated_name, slug
 from nodus.core.kinds import API_KEY, MEMBER, ORGANIZATION, PROJECT
 from nodus.core.money import parse_usd
+from nodus.core.sizes import quantity
 from nodus.server import catalog, parts
 from nodus.server.api.auth import CREATED_BY, user_of
 from nodus.server.billing.pricebook import read_price_book
 from nodus.server.kinds.identity import make_key
+from nodus.server.lowdisk import LowDiskBrake
 from nodus.server.metrics import Metrics
 from nodus.server.retention import DAY_S, keep_swept
 from nodus.server.services import Services
@@ -37,7 +38,6 @@ RESTORING_FILE = "restoring"
 PROJECTS = ("default", "nodus")
 ADMIN_MEMBER = "admin"
 STARTING_GRANT = "starting-grant"
-LOW_DISK_BYTES = 512 * 2**20
 
 
 def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) -> tuple[Services, str | None]:
@@ -73,7 +73,8 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
             prices=read_price_book(settings.pricebook),
         )  # fmt: skip
         parts.build(services)
-        services.checks["disk"] = lambda: low_disk(settings.data_dir)
+        services.low_disk = LowDiskBrake(settings.data_dir, int(quantity(settings.low_disk))).problem
+        services.checks["disk"] = services.low_disk
         services.checks["storage"] = services.storage.almost_full
         services.metrics.stored_bytes.set_function(lambda: services.storage.used_bytes)
         store.write_sync(ensure_projects)
@@ -108,12 +109,6 @@ def _open_signer(path: Path, keyed: bool) -> Signer:
         return Signer.open(path)
     except KeyringError as error:
         raise catalog.CatalogError(str(error)) from error
-
-
-def low_disk(path: Path) -> str | None:
-    """Say when the disk of the data directory is almost full; ``None`` while there is room."""
-    free = shutil.disk_usage(path).free
-    return None if free >= LOW_DISK_BYTES else f"{free // 2**20} MiB are free under {path}"
 
 
 def ensure_projects(conn: Connection) -> None:

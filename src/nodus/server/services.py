@@ -31,6 +31,8 @@ class Services:
     """What things cost here."""
     base_url: str = "http://127.0.0.1:8080"
     """Origin clients reach this server at; links in responses start with it."""
+    low_disk: Callable[[], str | None] = lambda: None
+    """Says how little room the disk has, where that is too little for runs."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server was asked to stop: long responses end cleanly."""
     backend: Any = None

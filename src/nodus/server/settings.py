@@ -71,6 +71,9 @@ class Settings(BaseModel):
     starting_grant_usd: str = Field(
         default="25.00", description="Credits that a new organization gets, once; 0 gives none."
     )
+    low_disk: str = Field(
+        default="512Mi", description="Runs are suspended while less is free on the data directory's disk; 0 for never."
+    )
     storage_limit: str | None = Field(
         default=None, description="Most that is stored, such as 500Gi; uploads beyond are refused. Unset: what fits."
     )
@@ -110,6 +113,7 @@ class Settings(BaseModel):
         for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not path.is_file():
                 raise ValueError(f"{flag}: there is no file {path}")
+        quantity(self.low_disk)
         if self.storage_limit is not None:
             quantity(self.storage_limit)
         if self.public_url is not None and not _ORIGIN.fullmatch(self.public_url):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ LATE_S = 15.0
 SOURCE_INTERVAL_S = 1.0
 """How often a fetch under way is asked how it stands."""
 SHORT_INTERVAL_S = 5.0
-"""How often a Job that was suspended for want of money looks whether there is some."""
+"""How often a Job that was suspended for want of money or of disk looks whether there is some."""
 NO_COST = ledger.Cost()
 _COPIED = ("message", "fix")
 
@@ -83,6 +83,8 @@ class Context:
     result: ActionResult | None = None
     slots: tuple[Slot, ...] = ()
     """Its indexes with their attempts."""
+    low_disk: str | None = None
+    """How little room the disk has, where that is too little for runs."""
     cost: Cost = NO_COST
     """What the books say of it."""
     short: Mapping[str, str] | None = None
@@ -118,6 +120,7 @@ class JobController(BaseController):
         lookups: What they wrote.
         sources: Fetches git sources; without it Jobs that have one fail.
         terms: On what terms runs cost something.
+        low_disk: Says how little room the disk has, where that is too little for runs.
     """
 
     kind = JOB
@@ -132,8 +135,10 @@ class JobController(BaseController):
         lookups: Lookups,
         sources: GitSources | None = None,
         terms: funding.Terms = funding.FREE_TERMS,
+        low_disk: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._terms = terms
+        self._low_disk = low_disk
         self._sources = sources
         self._node = node
         self._backend = backend
@@ -154,7 +159,9 @@ class JobController(BaseController):
         except Unsupported:
             image = None
         cost = ledger.cost_of(conn, obj.uid)
-        ctx = Context(obj, tuple(attempts), self._node, image, _revisions(conn, obj), cost=cost)
+        ctx = Context(
+            obj, tuple(attempts), self._node, image, _revisions(conn, obj), cost=cost, low_disk=self._low_disk()
+        )
         if not any(slot.reason in UNFUNDED for slot in ctx.slots if not slot.live):
             return ctx
         return dataclasses.replace(ctx, short=funding.shortage(conn, obj, self._node, self._terms))
@@ -259,7 +266,7 @@ def _decide(ctx: Context, now: datetime) -> Outcome:
     if all(slot.done for slot in ctx.slots):
         return _succeed(ctx, now)
     if (pause := _pause_reason(ctx)) is not None:
-        return Outcome(status={**_status(ctx), "phase": "Suspended", "reason": pause})
+        return _suspended(ctx, pause)
     if ctx.short is not None:
         return Outcome(status={**_status(ctx), "phase": "Suspended", **ctx.short}, requeue_after_s=SHORT_INTERVAL_S)
     return _decide_next(ctx, now)
@@ -286,7 +293,17 @@ def _decide_live(ctx: Context, live: list[Slot], failed: tuple[Slot, Failure] | 
 
 def _pause_reason(ctx: Context) -> str | None:
     """Return why the Job is to be suspended, with a checkpoint, or None: one of ``stopping.PAUSES``."""
-    return stopping.SUSPENDED if ctx.wanted == "Suspended" else None
+    if ctx.wanted == "Suspended":
+        return stopping.SUSPENDED
+    return stopping.LOW_DISK if ctx.low_disk is not None else None
+
+
+def _suspended(ctx: Context, reason: str) -> Outcome:
+    status = {**_status(ctx), "phase": "Suspended", "reason": reason}
+    if reason != stopping.LOW_DISK:
+        return Outcome(status=status)
+    told = {"message": ctx.low_disk, "fix": "Make room on the server's disk; the Job then goes on by itself."}
+    return Outcome(status=status | told, requeue_after_s=SHORT_INTERVAL_S)
 
 
 def _stop_reason(ctx: Context, failed: tuple[Slot, Failure] | None, now: datetime) -> tuple[str | None, float | None]:

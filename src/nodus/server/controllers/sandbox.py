@@ -14,6 +14,7 @@ stand is read from the backend on every pass, as for attempts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from nodus.server.billing import costs
 from nodus.server.billing.refusals import UNFUNDED
 from nodus.server.compute.local import images
 from nodus.server.compute.processes import Activity
-from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses
+from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses, stopping
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
 from nodus.server.controllers.runtime import (
     NOTHING,
@@ -60,7 +61,7 @@ KEPT_ATTEMPTS = 3
 TOLD_EVERY_S = 10.0
 """How coarse ``status.lastActivityTime`` is while nothing else changes."""
 SETTLED = ("Stopped", "Failed")
-_STOPS = ("Stopped", "Idle", "MaxLifetime")
+_STOPS = ("Stopped", "Idle", "MaxLifetime", stopping.LOW_DISK)
 NO_COST = ledger.Cost()
 
 
@@ -77,6 +78,8 @@ class Context:
     activity: Activity | None = None
     """Of its newest attempt, while that runs."""
     image: dict[str, str] | None = None
+    low_disk: str | None = None
+    """How little room the disk has, where that is too little for runs."""
     cost: ledger.Cost = NO_COST
     """What the books say of it."""
     result: ActionResult | None = None
@@ -121,12 +124,14 @@ class SandboxController(BaseController):
     Args:
         node: This host's id; new attempts run on it, and those of others are left alone.
         backend: Where they run.
+        low_disk: Says how little room the disk has, where that is too little for runs.
     """
 
     kind = SANDBOX
     watches: tuple[Kind, ...] = (ATTEMPT, PROCESS)
 
-    def __init__(self, node: str, backend: LocalBackend) -> None:
+    def __init__(self, node: str, backend: LocalBackend, low_disk: Callable[[], str | None] = lambda: None) -> None:
+        self._low_disk = low_disk
         self._node = node
         self._backend = backend
         self._memory = _Memory()
@@ -155,7 +160,7 @@ class SandboxController(BaseController):
         except Unsupported:
             image = None
         cost = ledger.cost_of(conn, obj.uid)
-        ctx = Context(obj, tuple(attempts), known, self._node, image=image, cost=cost)
+        ctx = Context(obj, tuple(attempts), known, self._node, image=image, cost=cost, low_disk=self._low_disk())
         if ctx.live is not None and ctx.live.status.get("phase") == "Running":
             ctx = replace(ctx, activity=self._backend.processes.read_activity(ctx.live.uid))
         return ctx
@@ -290,6 +295,8 @@ def _due_stop(ctx: Context, attempt: Object, now: datetime) -> tuple[str | None,
     """Return why the Sandbox is to stop now, if it is, and else in how many seconds that may change."""
     if ctx.wanted == "Stopped":
         return "Stopped", 0.0
+    if ctx.low_disk is not None:
+        return stopping.LOW_DISK, 0.0
     began = _began(attempt)
     if attempt.status.get("phase") != "Running" or began is None:
         return None, WATCH_INTERVAL_S
@@ -310,6 +317,8 @@ def _due_stop(ctx: Context, attempt: Object, now: datetime) -> tuple[str | None,
 
 def _why_stopped(ctx: Context, reason: str) -> str:
     lifecycle = ctx.sandbox.spec.get("lifecycle") or {}
+    if reason == stopping.LOW_DISK:
+        return str(ctx.low_disk)
     if reason == "Idle":
         return f"nothing went on for {lifecycle.get('idleTimeout')}"
     return f"it ran for {lifecycle.get('maxLifetime')}" if reason == "MaxLifetime" else "stopped by its user"

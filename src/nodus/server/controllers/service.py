@@ -79,8 +79,10 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     pace = Pace(round(parse_duration(services.settings.funding_slice) * SECOND_US))
     terms = Terms(prices.version, pace, prices.grading)
     attempts = AttemptController(services.store, backend, lookups, node, services.clock, terms)
-    jobs = JobController(node, backend, services.clock, services.store, lookups, GitSources(services), terms)
-    sandboxes = SandboxController(node, backend)
+    jobs = JobController(
+        node, backend, services.clock, services.store, lookups, GitSources(services), terms, services.low_disk
+    )
+    sandboxes = SandboxController(node, backend, services.low_disk)
     controllers: list[Controller[Any]] = [jobs, attempts, sandboxes, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)
     services.manager = manager

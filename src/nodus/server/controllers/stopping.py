@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 SUSPENDED = "Suspended"
 SIBLING_FAILED = "JobFailed"
 """Why attempts are stopped whose Job fails with another index."""
-PAUSES = UNFUNDED | {SUSPENDED}
+LOW_DISK = "LowDisk"
+"""The disk is almost full: what runs may write is stopped before that fails everybody."""
+PAUSES = UNFUNDED | {SUSPENDED, LOW_DISK}
 """Reasons after which the run goes on later."""
 STOP_REASONS = PAUSES | {"Cancelled", "Deleted", "Stopped", "Idle", "MaxLifetime", SIBLING_FAILED}
 """Reasons of a stop that is no failure of the command."""

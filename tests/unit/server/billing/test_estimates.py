@@ -22,7 +22,7 @@ from nodus.server.billing.estimates import (
     share_of,
     validity,
 )
-from nodus.server.billing.metering import HOUR_US, amount_of
+from nodus.server.billing.metering import HOUR_US
 from nodus.server.billing.pricebook import PriceBook
 from nodus.server.store.limits import Counted
 from nodus.server.training.resources import Shape
