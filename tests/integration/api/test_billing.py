@@ -13,6 +13,7 @@ from nodus.core.money import NANO
 from nodus.server import bootstrap
 from nodus.server.api import billing
 from nodus.server.billing.limits import limits_for
+from nodus.server.billing.pricebook import PriceBook, Tokens
 from nodus.server.services import Services
 from nodus.server.settings import Settings
 from nodus.server.store import Object, ledger, objects
@@ -105,6 +106,25 @@ async def test_the_account_says_what_is_left_and_what_the_month_cost(
     assert (await listed(api, f"{V1}/billingaccounts")) == [found]
     assert (await api.ok("GET", "/auth/whoami"))["availableUSD"] == "19.25"
     await api.fails(404, "NotFound", "GET", f"{V1}/billingaccounts/other")
+
+
+async def test_prices_are_told_with_the_version_of_the_book(api: Api, services: Services) -> None:
+    services.prices = PriceBook("2026.11+x", {"CPU": 40_000_000, "default": 0}, 1, {"m": Tokens(1, 2, 3 * NANO)})
+    found = await api.ok("GET", f"{ACCOUNT}/prices")
+    assert found["version"] == "2026.11+x"
+    assert [(row["item"], row["priceUSD"], row["per"]) for row in found["prices"]] == [
+        ("compute/CPU", "0.04", "hour"),
+        ("compute/default", "0.00", "hour"),
+        ("grading", "0.000000001", "hour"),
+        ("tokens/m/input", "0.000000001", "million tokens"),
+        ("tokens/m/cached-input", "0.000000002", "million tokens"),
+        ("tokens/m/output", "3.00", "million tokens"),
+        ("audio", "0.00", "hour"),
+        ("speech", "0.00", "million characters"),
+        ("routing", "0.00", "request"),
+        ("storage", "0.00", "GiB and month"),
+    ]
+    await api.fails(404, "NotFound", "GET", f"{V1}/billingaccounts/other/prices")
 
 
 async def test_an_owner_grants_once_by_reference(api: Api) -> None:

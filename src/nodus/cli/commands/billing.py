@@ -10,7 +10,8 @@ from nodus.cli.colour import visible
 from nodus.cli.formats import print_object
 from nodus.cli.groups import Group
 from nodus.cli.options import output_option
-from nodus.cli.session import Options, Session, connection_options
+from nodus.cli.session import Options, Session, connected, connection_options
+from nodus.cli.tables import TablePrinter
 from nodus.cli.wallet import dollars, transactions, usage
 from nodus.client.kinds import find_kind
 from nodus.client.resources import JsonObject
@@ -65,6 +66,31 @@ def command(ctx: click.Context, given: Options, output: str | None) -> None:
         print(visible(line))
 
 
+@click.command("prices")
+@output_option("json", "yaml")
+@connected()
+def prices(session: Session, output: str | None) -> None:
+    """Show what things cost here; estimates and receipts name the version.
+
+    \b
+    Examples:
+      nodus billing prices
+      nodus billing prices -o json
+    """
+    account = find_kind("BillingAccount")
+    assert account is not None
+    book = session.run(session.api.call("GET", account.path(None, "default", "prices")))
+    if output is not None:
+        print_object(book, output)
+        return
+    click.echo(f"Price book {book['version']}\n")
+    columns = [{"name": name, "type": "string", "priority": 0} for name in ("Item", "Price", "Per")]
+    rows = [{"cells": [row["item"], f"${row['priceUSD']}", row["per"]]} for row in book["prices"]]
+    for line in TablePrinter().lines({"columnDefinitions": columns, "rows": rows}):
+        click.echo(line)
+
+
+command.add_command(prices)
 command.add_command(usage)
 command.add_command(transactions)
 

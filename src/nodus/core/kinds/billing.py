@@ -198,7 +198,7 @@ BILLING_ACCOUNT = Kind(
         Column("Spent", dollars("status.spentUSD"), description="Spent since the start"),
     ),
     verbs=("get", "list"),
-    subresources=("deals", "grants", "redemptions", "sessions"),
+    subresources=("deals", "grants", "prices", "redemptions", "sessions"),
     phases={"Active": ()},
     selectable_fields=(),
     example={"apiVersion": "nodus.dev/v1", "kind": "BillingAccount", "metadata": {"name": ACCOUNT_NAME}},

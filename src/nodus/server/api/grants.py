@@ -1,4 +1,4 @@
-"""Grants of credits, and what is refused for want of a payment provider."""
+"""Grants of credits, the price book, and what is refused for want of a payment provider."""
 
 from __future__ import annotations
 
@@ -71,6 +71,12 @@ def _grant(conn: Connection, call: Call, amount: int, reference: str, note: str)
         **billing.account(conn, call),
         "grant": {"amountUSD": format_usd(amount), "reference": reference, "added": fresh},
     }
+
+
+async def prices(call: Call) -> Response:
+    """``GET .../prices``: the price book in force."""
+    _check_account(call, "get")
+    return json_response(call.services.prices.to_wire())
 
 
 # What needs a payment provider --------------------------------------------------------------------------------------

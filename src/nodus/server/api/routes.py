@@ -244,6 +244,22 @@ SUBRESOURCES: tuple[Subresource, ...] = (
         },
     ),
     Subresource(
+        "prices", "GET", _plain(grants.prices), (BILLING_ACCOUNT,),
+        answer={
+            "type": "object",
+            "properties": {
+                "version": {"type": "string"},
+                "prices": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {name: {"type": "string"} for name in ("item", "priceUSD", "per")},
+                    },
+                },
+            },
+        },
+    ),
+    Subresource(
         "redemptions", "POST", _plain(grants.redeem), (BILLING_ACCOUNT,), body={"type": "object"}, verb="redeem"
     ),
     Subresource("sessions", "POST", _plain(grants.portal), (BILLING_ACCOUNT,), body={"type": "object"}, verb="open"),

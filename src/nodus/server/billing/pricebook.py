@@ -1,20 +1,21 @@
 """The price book: the catalog's file with an operator's laid over it, checked whole when the server starts.
 
-Prices are what one hour costs, in nano-dollars. What is charged is computed from them exactly (:mod:`.metering`).
+Prices are integer nano-dollars, for an hour or for a million. What is charged is computed from them exactly
+(:mod:`.metering`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodus.core.digests import digest_of
 from nodus.core.errors import Cause, NodusError
 from nodus.core.kinds.base import USD, Model
 from nodus.core.kinds.decode import decode
-from nodus.core.money import parse_usd
+from nodus.core.money import format_usd, parse_usd
 from nodus.server import accelerators
 
 CPU, DEFAULT = "CPU", "default"
@@ -26,6 +27,17 @@ class PriceBookError(NodusError):
     reason, status = "PriceBookError", 500
 
 
+class TokenPrices(Model):
+    """What a million tokens of a model cost, in dollars."""
+
+    input: USD
+    """Tokens of the prompt."""
+    cached_input: USD | None = None
+    """Those of them that the model had read before; unset costs what others do."""
+    output: USD = "0.00"
+    """Tokens that the model writes."""
+
+
 class PriceBookFile(Model):
     """A price book as it is written."""
 
@@ -35,6 +47,24 @@ class PriceBookFile(Model):
     """Dollars for an hour of one core (``CPU``) or one accelerator, by family; ``default`` for those not named."""
     grading: USD
     """Dollars for an hour of one grading sandbox at work."""
+    models: dict[str, TokenPrices]
+    """Dollars for a million tokens, by model."""
+    audio: USD
+    """Dollars for an hour of audio that is transcribed."""
+    speech: USD
+    """Dollars for a million characters that are spoken."""
+    routing: USD
+    """Dollars for a request that is routed."""
+    storage: USD
+    """Dollars for a GiB that is stored for a month."""
+
+
+class Tokens(NamedTuple):
+    """What a million tokens of a model cost, in nano-dollars."""
+
+    input: int
+    cached_input: int
+    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +75,40 @@ class PriceBook:
         version: The catalog's, with a digest behind it where an operator's file changed anything.
         compute: Nano-dollars for an hour of one core or accelerator, by family.
         grading: Nano-dollars for an hour of one grading sandbox at work.
+        models: What a million tokens cost, by model.
+        audio: Nano-dollars for an hour of audio that is transcribed.
+        speech: Nano-dollars for a million characters that are spoken.
+        routing: Nano-dollars for a request that is routed.
+        storage: Nano-dollars for a GiB that is stored for a month.
     """
 
     version: str
     compute: dict[str, int]
     grading: int
+    models: dict[str, Tokens] = field(default_factory=dict)
+    audio: int = 0
+    speech: int = 0
+    routing: int = 0
+    storage: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the book as users read it: a row for each price, in dollars."""
+        rows = [(f"compute/{family}", price, "hour") for family, price in sorted(self.compute.items())]
+        rows.append(("grading", self.grading, "hour"))
+        for model, tokens in sorted(self.models.items()):
+            rows += [
+                (f"tokens/{model}/input", tokens.input, "million tokens"),
+                (f"tokens/{model}/cached-input", tokens.cached_input, "million tokens"),
+                (f"tokens/{model}/output", tokens.output, "million tokens"),
+            ]
+        rows += [
+            ("audio", self.audio, "hour"),
+            ("speech", self.speech, "million characters"),
+            ("routing", self.routing, "request"),
+            ("storage", self.storage, "GiB and month"),
+        ]
+        prices = [{"item": item, "priceUSD": format_usd(price), "per": per} for item, price, per in rows]
+        return {"version": self.version, "prices": prices}
 
     def hour_of(self, family: str | None) -> int:
         """Return what an hour of one accelerator costs, or of one core without a family, in nano-dollars."""
@@ -119,8 +178,21 @@ def _checked(value: Any, where: str, version: Any) -> PriceBook:
     if book is None or causes:
         raise PriceBookError(f"the price book {where}: {_listed(causes)}", fix=_FIX)
     assert isinstance(book, PriceBookFile)
-    compute = {family: parse_usd(price) for family, price in book.compute.items()}
-    return PriceBook(str(version), compute, parse_usd(book.grading))
+    return PriceBook(
+        version=str(version),
+        compute={family: parse_usd(price) for family, price in book.compute.items()},
+        grading=parse_usd(book.grading),
+        models={name: _tokens(prices) for name, prices in book.models.items()},
+        audio=parse_usd(book.audio),
+        speech=parse_usd(book.speech),
+        routing=parse_usd(book.routing),
+        storage=parse_usd(book.storage),
+    )
+
+
+def _tokens(prices: TokenPrices) -> Tokens:
+    cached = prices.input if prices.cached_input is None else prices.cached_input
+    return Tokens(parse_usd(prices.input), parse_usd(cached), parse_usd(prices.output))
 
 
 def _listed(causes: list[Cause]) -> str:

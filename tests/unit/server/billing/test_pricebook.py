@@ -33,6 +33,13 @@ def test_the_version_tells_every_change(tmp_path):
     assert one.startswith(f"{plain}+")
 
 
+def test_models_cost_by_the_million_tokens(tmp_path):
+    text = "models: {small: {input: '0.15', output: '0.6'}, large: {input: '3', cachedInput: '0.3', output: '15'}}\n"
+    models = read_price_book(write(tmp_path, text)).models
+    assert models["small"] == (150_000_000, 150_000_000, 600_000_000)
+    assert models["large"].cached_input == 300_000_000
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -42,6 +49,9 @@ def test_the_version_tells_every_change(tmp_path):
         ("compute: {H100: '1', h100-80g: '2'}\n", "two prices of H100"),
         ("compute: {CPU: null, default: null}\n", "default"),
         ("gradings: '1'\n", "gradings"),
+        ("models: {a: {output: '1'}}\n", "models.a.input"),
+        ("models: {a: '1'}\n", "models.a"),
+        ("storage: 1\n", "storage"),
         ("- 1\n", "no mapping"),
         ("a: [\n", "can't be read"),
         ("version: 2026-11-01\n", "version"),
