@@ -12,6 +12,7 @@ from nodus.core.clock import FakeClock
 from nodus.core.errors import BudgetExceeded
 from nodus.core.kinds import MEMBER
 from nodus.core.money import NANO
+from nodus.server.billing.budgets import MOST_OVERLAPPING
 from nodus.server.billing.limits import limits_for
 from nodus.server.services import Services
 from nodus.server.store import Object, ledger, limits
@@ -196,6 +197,20 @@ async def test_what_it_counts_cannot_change(api: Api, change: dict[str, Any]) ->
     await api.ok("POST", BUDGETS, json=budget())
     answer = await api.patch(f"{BUDGETS}/b", {"spec": change})
     assert (answer.status_code, answer.json()["reason"]) == (409, "FieldImmutable")
+
+
+async def test_no_more_budgets_count_one_thing_than_a_hold_can_stand_under(
+    api: Api, put: Callable[..., Object], spend: Callable[..., None]
+) -> None:
+    put("Project", "other", {})
+    for number in range(MOST_OVERLAPPING):
+        scope = {"project": "default"} if number % 2 else {}
+        await api.ok("POST", BUDGETS, json=budget(f"b{number}", **({"scope": scope} if scope else {})))
+    refused = await api.fails(429, "QuotaExceeded", "POST", BUDGETS, json=budget("more", scope={"project": "default"}))
+    assert "50 Budgets count" in refused["message"]
+    await api.ok("POST", BUDGETS, json=budget("elsewhere", scope={"project": "other"}))
+    spend(put("Job", "train"), NANO)
+    assert (await api.call("POST", BUDGETS, json=budget("b0"))).status_code == 200
 
 
 async def test_owners_and_admins_change_budgets(put: Callable[..., Object], with_key: Any) -> None:

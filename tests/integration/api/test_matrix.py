@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from nodus.core.clock import FakeClock
-from nodus.core.kinds import API_KEY, EVENT, KINDS, MEMBER, SERVICE_ACCOUNT, SSH_KEY, Kind
+from nodus.core.kinds import API_KEY, BUDGET, EVENT, KINDS, MEMBER, SERVICE_ACCOUNT, SSH_KEY, Kind
 from nodus.core.roles import OWN
 from nodus.server.api.app import OPERATIONS, describe_routes
 from nodus.server.api.routes import SUBRESOURCES
+from nodus.server.billing.limits import limits_for
 from nodus.server.services import Services
-from nodus.server.store import Object, blobs, events, objects
+from nodus.server.store import Object, blobs, events, ledger, objects
+from nodus.server.store.ledger import Charge, HoldRequest, Owner
 from tests.integration.api.conftest import Api
 from tests.integration.api.helpers import V1
 
@@ -106,8 +108,11 @@ def theirs(services: Services, put: Callable[..., Object]) -> Callable[[], dict[
             made.append(put(kind.name, THEIRS, spec, project=THEIRS, **marked))
         elif kind in (API_KEY, MEMBER, SSH_KEY):
             made.append(put(kind.name, THEIRS, spec | {"projects": [THEIRS], "member": THEIRS}, **marked))
+        elif kind is BUDGET:
+            made.append(put(kind.name, THEIRS, spec | {"scope": {"project": THEIRS}}, **marked))
     job = next(obj for obj in made if obj.kind == "Job")
     made.append(services.store.write_sync(events.record, job, "Normal", "Told", MARKER))
+    services.store.write_sync(_spend, job)
     with services.store.blobs.writer() as writer:
         writer.write(BLOB)
         writer.commit(SHA256)
@@ -118,6 +123,13 @@ def theirs(services: Services, put: Callable[..., Object]) -> Callable[[], dict[
         return {obj.uid: objects.get_by_uid(conn, obj.uid).resource_version for obj in made}
 
     return lambda: services.store.read_sync(versions)
+
+
+def _spend(conn: Any, job: Object) -> None:
+    """Lines of the other project in the books."""
+    owner = Owner("Attempt", job.uid, THEIRS, THEIRS)
+    ledger.hold(conn, HoldRequest("theirs", 1, owner, job.uid, limits_for(conn, job), reason=MARKER))
+    ledger.settle(conn, "theirs", [Charge(f"compute/{MARKER}", 1)])
 
 
 @pytest.fixture

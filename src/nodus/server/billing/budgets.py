@@ -22,6 +22,8 @@ from nodus.server.store.limits import Counted, Limit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+MOST_OVERLAPPING = 50
+"""Budgets that may count the same thing; a hold stands under so many limits at most, and some are no Budgets."""
 THRESHOLD = "BudgetThreshold"
 """Reason of the Event that tells of one."""
 CREATED_BY = "nodus.dev/created-by"
@@ -49,6 +51,13 @@ class Rule:
         if self.project is not None and self.project != project:
             return False
         return all(labels.get(key) == value for key, value in self.labels)
+
+    def overlaps(self, other: Rule) -> bool:
+        """Tell whether something could be counted by both."""
+        if None not in (self.project, other.project) and self.project != other.project:
+            return False
+        mine, theirs = dict(self.labels), dict(other.labels)
+        return all(theirs.get(key, value) == value for key, value in mine.items())
 
     def period(self, now: datetime) -> str:
         """Return the period that a moment is in: the month in UTC, or empty for all time."""

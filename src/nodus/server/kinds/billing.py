@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nodus.core.errors import Forbidden
+from nodus.core.errors import Forbidden, QuotaExceeded
 from nodus.core.kinds import BUDGET, MEMBER, PROJECT
 from nodus.core.kinds.billing import DEFAULT_THRESHOLDS, BudgetSpec
 from nodus.core.labels import label_problem
@@ -61,14 +61,28 @@ class BudgetAdmission(Admission[BudgetSpec]):
 
     def stored(self, conn: Connection, services: Services, draft: Draft, obj: Object) -> None:
         """Give its counter of this period the limit it has now; what was reached of the one before is told first."""
+        rule = budgets.rule_of(obj.uid, obj.name, obj.spec)
         if draft.old is not None:
             _tell(conn, obj, draft.old.spec)
-        rule = budgets.rule_of(obj.uid, obj.name, obj.spec)
+        else:
+            _check_overlap(conn, rule)
         limits.set_cap(conn, rule.limit(from_us(now_us(conn))))
 
     def authorize(self, conn: Connection, actor: Principal, obj: Object) -> None:
         """Leave Budgets beyond a key's projects alone."""
         _require_reach(actor, (obj.spec.get("scope") or {}).get("project"))
+
+
+def _check_overlap(conn: Connection, rule: budgets.Rule) -> None:
+    """Refuse what would be one Budget too many for something: its holds could not stand under all of them."""
+    names = [other.name for other in budgets.rules(conn) if other.uid != rule.uid and other.overlaps(rule)]
+    if len(names) >= budgets.MOST_OVERLAPPING:
+        raise QuotaExceeded(
+            f"{len(names)} Budgets count some of what this one would, and {budgets.MOST_OVERLAPPING} may: "
+            f"{', '.join(names[:3])}, ...",
+            fix="Delete some that are not needed, or give it a narrower scope.",
+            details={"quota": "budgets"},
+        )
 
 
 def _tell(conn: Connection, obj: Object, spec: dict[str, Any]) -> None:

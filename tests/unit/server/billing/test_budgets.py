@@ -46,6 +46,28 @@ def test_a_member_and_a_selector_of_another_one_fit_nobody() -> None:
     assert not both.counts("default", {CREATED_BY: "usr_bob"})
 
 
+NLP, CV = ({"selector": {"matchLabels": {"team": team}}} for team in ("nlp", "cv"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        (None, {"project": "a"}, True),
+        ({"project": "a"}, {"project": "a"}, True),
+        ({"project": "a"}, {"project": "b"}, False),
+        ({"project": "a"}, {"member": "ada"}, True),
+        ({"member": "ada"}, {"member": "bob"}, False),
+        (NLP, {"member": "ada"}, True),
+        (NLP, CV, False),
+        ({"project": "a", **NLP}, {"project": "a", "member": "ada", **NLP}, True),
+    ],
+)
+def test_budgets_overlap_where_one_thing_could_fit_both(
+    one: dict[str, Any] | None, other: dict[str, Any] | None, overlap: bool
+) -> None:
+    assert rule(one).overlaps(rule(other)) is rule(other).overlaps(rule(one)) is overlap
+
+
 @pytest.mark.parametrize(
     ("moment", "month"),
     [
