@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, bindparam, insert, select, text
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal, select, text
 
 from nodus.server.store import pagetokens
 from nodus.server.store.appended import Appended
@@ -155,7 +155,7 @@ def conditions_for(
     if types is not None:
         found.append(transfers.c.type.in_(types))
     if since_us is not None:
-        found.append(transfers.c.at_us >= since_us)
+        found += [transfers.c.seq >= first_since(conn, since_us), transfers.c.at_us >= since_us]
     if until_us is not None:
         found.append(transfers.c.at_us < until_us)
     for column, value in ((holds.c.project, project), (holds.c.object, object), (holds.c.owner, owner)):
@@ -164,8 +164,29 @@ def conditions_for(
     return found
 
 
+def first_since(conn: Connection, since_us: int) -> int:
+    """Return a number below which no line is as new as a moment, in microseconds since the epoch.
+
+    Lines are in the order of time but for what clocks of servers differ, so it takes few steps however many there are.
+    """
+    low, high = 0, int(_NEWEST.scalar(conn, {}) or 0) + 1
+    while low < high:
+        middle = (low + high) // 2
+        at_us = _TIME.scalar(conn, {"seq": middle})
+        if at_us is not None and at_us < since_us - _CLOCKS_DIFFER_US:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 # For the ledger -----------------------------------------------------------------------------------------------------
 
+_CLOCKS_DIFFER_US = 86_400_000_000
+_NEWEST = Prepared(select(func.max(transfers.c.seq).label("seq")))
+_TIME = Prepared(
+    select(transfers.c.at_us).where(transfers.c.seq >= bindparam("seq")).order_by(transfers.c.seq).limit(literal(1))
+)
 _WRITTEN = [column.key for column in transfers.c if column.key != "seq"]
 _BOOKS = Appended(transfers, _WRITTEN)
 _GRANT = Prepared(insert(transfers).inline(), _WRITTEN)

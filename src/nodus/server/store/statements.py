@@ -119,9 +119,7 @@ def spent(conn: Connection, since_us: int) -> Spent:
     """Return what was charged, and covered, from a moment on in microseconds since the epoch."""
     query = (
         select(transfers.c.type, func.sum(transfers.c.amount_nanos).label("total"))
-        .where(
-            transfers.c.org == org_of(conn), transfers.c.type.in_(("Charge", "Cover")), transfers.c.at_us >= since_us
-        )
+        .where(*conditions_for(conn, ("Charge", "Cover"), None, None, since_us=since_us))
         .group_by(transfers.c.type)
     )
     found = {row.type: int(row.total) for row in conn.execute(query)}
