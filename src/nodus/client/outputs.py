@@ -26,9 +26,9 @@ class Outputs:
 
         run = rl.train(tasks, reward)
         run.wait()
-        run.outputs.list()                       # names, such as adapter/adapter_model.safetensors
-        run.outputs.download("./outputs")        # every file, checked by its sha256
-        run.outputs.read("comparison.json")      # the bytes of one
+        run.outputs.list()  # names, such as adapter/adapter_model.safetensors
+        run.outputs.download("./outputs")  # every file, checked by its sha256
+        run.outputs.read("comparison.json")  # the bytes of one
 
     Args:
         api: The server.

@@ -7,6 +7,7 @@ graded. What a batch takes beyond its hold is covered by Nodus: no cap is exceed
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from nodus.server.billing.funding import SECOND_US
 from nodus.server.billing.limits import limits_for
 from nodus.server.billing.metering import amount_of
 from nodus.server.billing.pricebook import PriceBook
-from nodus.server.store import ledger
+from nodus.server.store import holds, ledger
 from nodus.server.store.context import now_us
 from nodus.server.store.ledger import Charge, HoldRequest, Owner
 
@@ -51,10 +52,9 @@ def hold(
     if prices.grading == 0:
         return None
     one_us = round(timeout_s * SECOND_US)
-    batch = hashlib.sha256(repr(list(keys)).encode()).hexdigest()[:32]
     most_us = one_us * _TRIES * len(keys)
     request = HoldRequest(
-        reference=f"grading/{run.uid}/{attempt}/{batch}",
+        reference=_reference(conn, run, attempt, keys),
         amount=amount_of(prices.grading, most_us),
         minimum=amount_of(prices.grading, one_us),
         owner=Owner(KIND, run.uid, run.name, run.project or ""),
@@ -65,6 +65,17 @@ def hold(
         expires_us=now_us(conn) + most_us + _EXPIRES_US,
     )
     return ledger.hold(conn, request).reference
+
+
+def _reference(conn: Connection, run: Object, attempt: str, keys: Sequence[object]) -> str:
+    """Return the batch's reference: that of a hold which is open from before the server was killed, else a new one."""
+    batch = hashlib.sha256(repr(list(keys)).encode()).hexdigest()[:32]
+    for number in itertools.count():
+        reference = f"grading/{run.uid}/{attempt}/{batch}/{number}"
+        before = holds.find(conn, reference)
+        if before is None or before.state == "Held":
+            return reference
+    raise AssertionError("numbers do not end")
 
 
 def settle(conn: Connection, reference: str | None, verdicts: Sequence[Verdict], prices: PriceBook) -> None:

@@ -1,0 +1,130 @@
+"""What grading costs a run: held before each batch, charged with its verdicts, and no more than the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodus.core.clock import FakeClock
+from nodus.core.errors import Unavailable
+from nodus.core.kinds import ATTEMPT, ENVIRONMENT
+from nodus.core.money import NANO
+from nodus.server.billing import gradingbill
+from nodus.server.billing.pricebook import PriceBook
+from nodus.server.store import Object, Store, ledger, objects
+from nodus.server.store.reconcile import verify
+from nodus.server.training.service import TrainingService
+from tests.integration.training.test_service import CountingGrading, completions
+
+PRICES = PriceBook("test", {"CPU": 0, "default": 0}, grading=3600 * NANO)
+"""A dollar a second; the graders of these tests work a millisecond on each completion."""
+MS = NANO // 1000
+
+
+@pytest.fixture
+def grading(store: Store, tmp_path: Path) -> CountingGrading:
+    return CountingGrading(store, tmp_path / "environments")
+
+
+@pytest.fixture
+def service(store: Store, grading: CountingGrading) -> TrainingService:
+    return TrainingService(store, grading, PRICES)
+
+
+@pytest.fixture
+def run_with(
+    store: Store, grading: CountingGrading, create: Callable[..., Any], manifest: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Creates a run and its attempt ``run-1``: ``await run_with(maxCostUSD="1.00")``."""
+
+    async def make(**changes: Any) -> Object:
+        environment = store.read_sync(objects.get, ENVIRONMENT, "nodus", "arithmetic")
+        digest = (await grading.resolve("arithmetic", environment.spec)).digest
+        store.write_sync(objects.update_status, environment.uid, {**environment.status, "digest": digest})
+        wanted = {"name": "nodus/arithmetic@2.0.0", "trainTasks": 150, "heldOutTasks": 20}
+        made: Object = await create(manifest(environment=wanted, **changes))
+        spec = {"job": made.name, "epoch": 1, "state": "Running"}
+        store.write_sync(objects.create, ATTEMPT, "default", "run-1", spec, status={"phase": "Running"})
+        store.write_sync(ledger.grant, 10_000 * NANO, "start")
+        return made
+
+    return make
+
+
+def cost(store: Store, run: Object) -> ledger.Cost:
+    return store.read_sync(ledger.cost_of, run.uid)
+
+
+async def test_a_run_pays_for_the_time_of_its_graders_once(
+    service: TrainingService, store: Store, run_with: Any
+) -> None:
+    run = await run_with()
+    items = completions("train", 150)
+    await service.grade(run, "run-1", "Training", 1, items)
+    assert (cost(store, run).total, cost(store, run).held) == (150 * MS, 0)
+    await service.grade(run, "run-1", "Training", 1, items)
+    assert cost(store, run).total == 150 * MS
+    assert store.read_sync(verify) == []
+
+
+async def test_what_could_not_be_graded_is_covered(
+    service: TrainingService, grading: CountingGrading, store: Store, run_with: Any
+) -> None:
+    run = await run_with()
+    grading.fails = True
+    await service.grade(run, "run-1", "Training", 1, completions("train", 4))
+    assert cost(store, run).total == 0
+
+
+async def test_a_cap_that_is_reached_suspends_the_attempt_and_is_never_exceeded(
+    service: TrainingService, grading: CountingGrading, store: Store, run_with: Any
+) -> None:
+    run = await run_with(maxCostUSD="10.05")
+    environment = await grading.resolve(
+        "arithmetic", store.read_sync(objects.get, ENVIRONMENT, "nodus", "arithmetic").spec
+    )
+    assert environment.timeout_s == 10  # what one completion may cost, in dollars
+    await service.grade(run, "run-1", "Training", 1, completions("train", 50))
+    with pytest.raises(Unavailable, match="being suspended"):
+        for step in range(2, 10):
+            await service.grade(run, "run-1", "Training", step, completions("train", 50))
+    attempt = store.read_sync(objects.get, ATTEMPT, "default", "run-1")
+    assert (attempt.spec["state"], attempt.spec["stopReason"]) == ("Stopped", "MaxCostReached")
+    found = cost(store, run)
+    assert (found.held, found.total <= 10_050_000_000) == (0, True)
+    assert store.read_sync(verify) == []
+
+
+async def test_a_batch_that_a_killed_server_left_is_graded_and_charged_once(
+    service: TrainingService, grading: CountingGrading, store: Store, run_with: Any, clock: FakeClock
+) -> None:
+    run = await run_with()
+    grading.dies_after = 0
+    items = completions("train", 5)
+    with pytest.raises(ConnectionError):
+        await service.grade(run, "run-1", "Training", 1, items)
+    assert cost(store, run).held > 0
+    grading.dies_after = 10**9
+    await service.grade(run, "run-1", "Training", 1, items)
+    assert (cost(store, run).total, cost(store, run).held) == (5 * MS, 0)
+
+
+async def test_a_hold_whose_batch_never_came_back_is_released_and_the_batch_can_still_be_graded(
+    service: TrainingService, grading: CountingGrading, store: Store, run_with: Any, clock: FakeClock
+) -> None:
+    run = await run_with()
+    grading.dies_after = 0
+    items = completions("train", 5)
+    with pytest.raises(ConnectionError):
+        await service.grade(run, "run-1", "Training", 1, items)
+    assert store.write_sync(gradingbill.release_expired) == 0
+    clock.advance(2 * 3600)
+    assert store.write_sync(gradingbill.release_expired) == 1
+    assert cost(store, run).held == 0
+    grading.dies_after = 10**9
+    await service.grade(run, "run-1", "Training", 1, items)
+    assert (cost(store, run).total, cost(store, run).held) == (5 * MS, 0)
+    assert store.read_sync(verify) == []
