@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodus.server.compute.base import MemberState
-from nodus.server.compute.local.attemptdir import AttemptDir
+from nodus.server.compute.local.attemptdir import AttemptDir, write_json
 from nodus.testing.eventually import eventually
 from tests.integration.compute.conftest import Members
 
@@ -21,6 +21,18 @@ setsid sh -c 'while :; do echo a >> /nodus/outputs/a; sleep 0.01; done' &
 while :; do (echo b >> /nodus/outputs/b); sleep 0.01; done &
 trap 'echo term > /nodus/outputs/term; exit 3' TERM
 while :; do echo c >> /nodus/outputs/c; sleep 0.01; done
+"""
+
+# Its first thread ends alone: the process looks like one that has ended.
+THREADS = """
+import ctypes, threading, time
+def write():
+    while True:
+        with open("/nodus/outputs/t", "a") as file:
+            file.write("t")
+        time.sleep(0.01)
+threading.Thread(target=write).start()
+ctypes.CDLL(None).syscall(ctypes.c_long(60), ctypes.c_long(0))
 """
 
 
@@ -64,6 +76,33 @@ def test_what_is_paused_hears_that_it_is_to_end(members: Members) -> None:
     ended = members.ended()
     assert (ended.phase, ended.reason) == ("Exited", "MaxCostReached")
     assert (Path(attempt.outputs) / "term").exists()
+
+
+def test_the_time_that_a_member_ran_is_read_from_a_clock_that_nobody_sets(members: Members) -> None:
+    fund(members, 0.5)
+    attempt = members.start("sh", "-c", BUSY)
+    first = eventually(lambda: members.backend.read_state("attempt-1").times.get("ran"))
+    assert first is not None
+    # As if the machine's clock had been set back an hour since its start.
+    status = attempt.read_status()
+    assert status is not None
+    status["times"] |= {name: moment + 3600 for name, moment in status["times"].items() if name != "paused"}
+    write_json(attempt.status, status)
+    assert first < members.backend.read_state("attempt-1").times["ran"] < first + 30
+    state = eventually(lambda: paused(members))
+    assert state is not None and state.times["ran"] == pytest.approx(0.5, abs=0.3)
+    members.backend.stop_sync("attempt-1", "Deleted", 0)
+    members.ended()
+
+
+def test_threads_that_outlived_the_first_stop_too(members: Members) -> None:
+    fund(members, 0.5)
+    attempt = members.start("python3", "-c", THREADS)
+    eventually(lambda: paused(members))
+    before = eventually(lambda: found if (found := sizes(attempt)) == _later(attempt) and found else None)
+    assert len(before) == 1
+    members.backend.stop_sync("attempt-1", "Deleted", 0)
+    members.ended()
 
 
 def test_a_member_without_funding_is_never_paused_and_a_paused_one_can_be_killed(members: Members) -> None:

@@ -122,7 +122,7 @@ class MemberState:
             wrote to ``/nodus/termination/message.json``.
         retryable: False when the command said that another try fails the same way.
         times: Seconds since the epoch by name: ``created``, ``started``, ``finished``, and ``pausedAt`` while its
-            funding has run out; plain seconds: ``paused`` in all before that, and ``ran`` once it has ended.
+            funding has run out; plain seconds: ``paused`` in all before that, and ``ran``, by a clock nobody sets.
         funded_s: How long it may run, pauses left out; None where that isn't limited.
     """
 

@@ -38,7 +38,7 @@ from nodus.server.compute.local.attemptdir import (
 )
 from nodus.server.compute.local.capacity import Machine, Share, Shares
 from nodus.server.compute.local.collect import PutFile, collect
-from nodus.server.compute.local.fundedtime import Funding, read_funding, write_funding
+from nodus.server.compute.local.fundedtime import Funding, ran_since, read_funding, write_funding
 from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.member import kill_left_over
 from nodus.server.compute.local.prepare import BlobPath, prepare
@@ -220,8 +220,8 @@ class LocalBackend:
             return MemberState(key, "Starting" if alive else "Absent")
         if status["phase"] != EXITED and not alive:
             return _to_state(key, status, lost=True)
-        funding = read_funding(attempt.path)
-        state = _to_state(key, status)
+        funding, ran_s = read_funding(attempt.path), ran_since(status)
+        state = _to_state(key, status if ran_s is None else {**status, "times": {**status["times"], "ran": ran_s}})
         return state if funding is None else dataclasses.replace(state, funded_s=funding.seconds)
 
     def reported(self, key: str) -> Reported:

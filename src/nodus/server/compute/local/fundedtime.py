@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodus.server.compute.local.attemptdir import read_json, write_json
 
@@ -73,8 +74,11 @@ class FundedTime:
     @property
     def ran_s(self) -> float:
         """How many seconds it has run, pauses left out."""
-        now = time.monotonic() if self._paused_at is None else self._paused_at
-        return now - self._begun - self._paused_s
+        return _ran_s(self._begun, self._paused_s, self._paused_at)
+
+    def to_status(self) -> dict[str, float | None]:
+        """Return what :func:`ran_since` needs, for the status of a member that runs."""
+        return {"begun": self._begun, "paused": self._paused_s, "pausedAt": self._paused_at}
 
     def due_s(self) -> float | None:
         """Return after how many seconds :meth:`enforce` has something to do, or None when not before it is told."""
@@ -104,6 +108,20 @@ class FundedTime:
             self._paused_s += time.monotonic() - self._paused_at
             self._paused_at = None
             _signal_all(self._inner_pid, signal.SIGCONT)
+
+
+def ran_since(status: Mapping[str, Any]) -> float | None:
+    """Return how many seconds a member has run by now, from the status of its supervisor, which is alive.
+
+    Both read the monotonic clock of one boot, so nothing is charged for a clock that was set. None for a status of a
+    supervisor that did not write this down.
+    """
+    clock = status.get("clock")
+    return None if clock is None else max(0.0, _ran_s(clock["begun"], clock["paused"], clock["pausedAt"]))
+
+
+def _ran_s(begun: float, paused_s: float, paused_at: float | None) -> float:
+    return (time.monotonic() if paused_at is None else paused_at) - begun - paused_s
 
 
 def _signal_all(inner_pid: int, number: int) -> None:
@@ -139,8 +157,8 @@ def _members(inner_pid: int) -> list[int]:
     return found
 
 
-def _stat(pid: int) -> list[str] | None:
-    """The fields of ``/proc/PID/stat`` from the state on."""
+def _stat(pid: int | str) -> list[str] | None:
+    """The fields of ``/proc/PID/stat`` from the state on; of a thread, as ``PID/task/THREAD``."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -154,6 +172,14 @@ def _parent(pid: int) -> int | None:
 
 
 def _is_stopped(pid: int) -> bool | None:
-    """Whether a process is stopped; None when it has ended."""
-    found = _stat(pid)
-    return None if found is None or found[0] in "ZX" else found[0] in "Tt"
+    """Whether a process is stopped, with all of its threads; None when it has ended.
+
+    The state of the process says nothing of threads that outlived the first, nor of others beside one that is traced.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return None
+    states = [found[0] for thread in threads if (found := _stat(f"{pid}/task/{thread}"))]
+    living = [state for state in states if state not in "ZX"]
+    return all(state in "Tt" for state in living) if living else None

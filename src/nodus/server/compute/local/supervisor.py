@@ -207,8 +207,9 @@ class Supervisor:
             self._write_running(member)
 
     def _write_running(self, member: SandboxProcess) -> None:
+        clock = self._funded.to_status() if self._funded is not None else None
         with contextlib.suppress(OSError):  # A full disk: it runs all the same, and shows as it did.
-            self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation})
+            self._write(RUNNING, {"pid": member.pid, "isolation": member.isolation, "clock": clock})
 
     def _terminate(self, member: SandboxProcess, now: float) -> None:
         grace_s = float((self._attempt.read_stop() or {}).get("graceSeconds", self._spec.get("graceSeconds", 10)))
