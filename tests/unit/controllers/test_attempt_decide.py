@@ -21,7 +21,7 @@ from nodus.server.controllers.attempt import (
     how_it_ended,
     waiting_line,
 )
-from nodus.server.controllers.runtime import NOTHING, Action, ActionResult, Outcome
+from nodus.server.controllers.runtime import Action, ActionResult, Outcome
 from nodus.server.store import Object
 
 NOW = FakeClock().now()
@@ -91,8 +91,8 @@ def test_attempt_decision(decide: Callable[..., Outcome], case: dict[str, Any], 
     assert summary(decide(**case)) == expected
 
 
-def test_attempt_without_a_job_is_left_to_its_deletion(decide: Callable[..., Outcome]) -> None:
-    assert decide(job=None) == NOTHING
+def test_attempt_that_its_job_left_behind_is_deleted(decide: Callable[..., Outcome]) -> None:
+    assert [gone.uid for gone in decide(job=None).delete] == ["a1"]
 
 
 def test_action_keys_are_the_same_each_time(decide: Callable[..., Outcome]) -> None:

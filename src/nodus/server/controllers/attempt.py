@@ -28,7 +28,6 @@ from nodus.server.billing.refusals import UNFUNDED, told
 from nodus.server.compute.base import NOTHING_SAID, Collected, MemberSpec, MemberState, Reported
 from nodus.server.controllers import funding, givingup, memberspec, sandboxmember, stopping
 from nodus.server.controllers.runtime import (
-    NOTHING,
     Action,
     ActionResult,
     BaseController,
@@ -118,8 +117,10 @@ class AttemptController(BaseController):
         self._terms = terms
 
     def eligible(self, obj: Object) -> bool:
-        """Tell whether the attempt is this node's and hasn't ended."""
-        return obj.spec.get("node") in (None, self._node) and not self.kind.is_terminal(obj.status.get("phase"))
+        """Tell whether the attempt is this node's and hasn't ended, or was left behind without its owner."""
+        if obj.spec.get("node") not in (None, self._node):
+            return False
+        return not obj.controllers or not self.kind.is_terminal(obj.status.get("phase"))
 
     def load(self, conn: Connection, obj: Object) -> Context:
         """Read the Job, where the member stands and, while it waits, who is in line."""
@@ -136,7 +137,8 @@ class AttemptController(BaseController):
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Follow the member."""
         if ctx.job is None:
-            return NOTHING  # Its Job is being deleted, and this attempt with it.
+            # Its owner was deleted without it (`propagationPolicy: Orphan`): nobody could stop it, or pay for it.
+            return Outcome(delete=[ctx.obj])
         match ctx.member.phase:
             case "Absent":
                 return _decide_absent(ctx, now)
@@ -183,7 +185,10 @@ class AttemptController(BaseController):
         if not await self._store.read(funding.holds_money, uid):
             return
         rate, item = await self._backend.funded_at(uid)
-        ran = funding.ran_us(await self._backend.state(uid), self._clock.now())
+        member = await self._backend.state(uid)
+        if member.phase == "Lost":
+            rate = 0  # As at the end of any that was lost: what it used since its last charge nobody knows.
+        ran = funding.ran_us(member, self._clock.now())
         await self._store.write(funding.settle_left_over, uid, rate, item, ran)
 
     def give_up(self, obj: Object, ctx: Context | None, trouble: Trouble, now: datetime) -> Outcome:
@@ -208,6 +213,8 @@ class AttemptController(BaseController):
         """
         states = await self._backend.attach()
         phases = await self._store.read(_phases, [state.key for state in states])
+        # First: how long they ran stands in their directories.
+        await self.settle_left_over()
         for state in states:
             if state.key not in phases:
                 log.info("attempt %s was deleted; its member is removed", state.key)
@@ -215,7 +222,6 @@ class AttemptController(BaseController):
             elif not state.ended and self.kind.is_terminal(phases[state.key]):
                 await self._backend.stop(state.key, "Superseded", grace_s=0)
                 await self._backend.finish(state.key)
-        await self.settle_left_over()
         return sorted(phases)
 
     async def _reserve(self, ctx: Context, action: Action) -> ActionResult:
@@ -305,9 +311,10 @@ class AttemptController(BaseController):
 
 def _owner(conn: Connection, attempt: Object) -> Object | None:
     sandbox = attempt.spec.get("sandbox")
-    if sandbox is not None:
-        return objects.find(conn, SANDBOX, attempt.project, sandbox)
-    return objects.find(conn, JOB, attempt.project, attempt.spec["job"])
+    kind, name = (JOB, attempt.spec["job"]) if sandbox is None else (SANDBOX, sandbox)
+    owner = objects.find(conn, kind, attempt.project, name)
+    # Not another one that has the name since.
+    return owner if owner is not None and owner.uid in attempt.controllers else None
 
 
 def waiting_line(live: Iterable[Object]) -> tuple[str, ...]:
