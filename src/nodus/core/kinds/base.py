@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictStr
 from pydantic.alias_generators import to_camel
 
 from nodus.core.durations import parse_duration
-from nodus.core.money import parse_usd
+from nodus.core.money import MAX_NANOS, format_usd, parse_usd
 from nodus.core.sizes import QUANTITY
 
 Scope = Literal["Project", "Org"]
@@ -29,7 +29,8 @@ class Model(BaseModel):
 
 
 def _check_usd(text: str) -> str:
-    parse_usd(text)
+    if parse_usd(text) > MAX_NANOS:
+        raise ValueError(f"at most {format_usd(MAX_NANOS)} can be counted")
     return text
 
 
@@ -39,7 +40,7 @@ def _check_duration(text: str) -> str:
 
 
 USD = Annotated[StrictStr, AfterValidator(_check_usd), Field(examples=["20.00"])]
-"""Dollars as a decimal string with at most nine places; a JSON number is refused."""
+"""Dollars as a decimal string with at most nine places and no more than can be counted; a JSON number is refused."""
 Duration = Annotated[StrictStr, AfterValidator(_check_duration), Field(examples=["15m0s"])]
 """A Go-style duration."""
 QUANTITY_PATTERN = f"^{QUANTITY}$"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodus.core.kinds import KINDS
-from nodus.core.money import parse_usd
+from nodus.core.money import MAX_NANOS, parse_usd
 from nodus.server.billing import budgets
 from nodus.server.store import objects
 from nodus.server.store.codec import from_us
@@ -48,8 +48,9 @@ def limits_for(conn: Connection, obj: Object) -> list[Limit]:
 
 def own_limit(obj: Object) -> Limit:
     """Return the limit of an object's own cap, or one that only counts where it has none."""
-    cap = obj.spec.get("maxCostUSD")
-    return Limit("Object", obj.uid, f"{KINDS[obj.kind].singular}/{obj.name}", None if cap is None else parse_usd(cap))
+    text = obj.spec.get("maxCostUSD")
+    cap = None if text is None else min(parse_usd(text), MAX_NANOS)
+    return Limit("Object", obj.uid, f"{KINDS[obj.kind].singular}/{obj.name}", cap)
 
 
 def makers(conn: Connection, obj: Object) -> list[Object]:

@@ -15,10 +15,12 @@ from nodus.core.digests import digest_of
 from nodus.core.errors import Cause, NodusError
 from nodus.core.kinds.base import USD, Model
 from nodus.core.kinds.decode import decode
-from nodus.core.money import format_usd, parse_usd
+from nodus.core.money import NANO, format_usd, parse_usd
 from nodus.server import accelerators
 
 CPU, DEFAULT = "CPU", "default"
+MAX_HOURLY = 1_000_000 * NANO
+"""The highest price of an hour: with more, slices and what Nodus covers would soon be too much to count."""
 
 
 class PriceBookError(NodusError):
@@ -175,6 +177,8 @@ def _name_families(compute: Any, path: Path) -> None:
 
 def _checked(value: Any, where: str, version: Any) -> PriceBook:
     book, causes = decode(PriceBookFile, value, prefix="")
+    if isinstance(book, PriceBookFile):
+        causes += _too_high(book)
     if book is None or causes:
         raise PriceBookError(f"the price book {where}: {_listed(causes)}", fix=_FIX)
     assert isinstance(book, PriceBookFile)
@@ -188,6 +192,16 @@ def _checked(value: Any, where: str, version: Any) -> PriceBook:
         routing=parse_usd(book.routing),
         storage=parse_usd(book.storage),
     )
+
+
+def _too_high(book: PriceBookFile) -> list[Cause]:
+    """What costs so much that the books could not count what it comes to."""
+    by_hour = {**{f"compute.{family}": price for family, price in book.compute.items()}, "grading": book.grading}
+    return [
+        Cause(name, "FieldValueInvalid", f"{price} is more than {format_usd(MAX_HOURLY)} an hour")
+        for name, price in by_hour.items()
+        if parse_usd(price) > MAX_HOURLY
+    ]
 
 
 def _tokens(prices: TokenPrices) -> Tokens:

@@ -45,6 +45,9 @@ def test_models_cost_by_the_million_tokens(tmp_path):
     [
         ("grading: 0.5\n", "grading"),
         ("grading: '-1'\n", "'-1' is not an amount"),
+        ("grading: '1000000.01'\n", "grading: 1000000.01 is more than 1000000.00 an hour"),
+        ("compute: {H100: '2000000'}\n", "compute.H100: 2000000 is more"),
+        ("storage: '999999999999'\n", "storage: at most 9000000000.00 can be counted"),
         ("compute: {H1000: '1'}\n", "H1000"),
         ("compute: {H100: '1', h100-80g: '2'}\n", "two prices of H100"),
         ("compute: {CPU: null, default: null}\n", "default"),
