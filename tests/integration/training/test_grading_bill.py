@@ -120,11 +120,29 @@ async def test_a_hold_whose_batch_never_came_back_is_released_and_the_batch_can_
     items = completions("train", 5)
     with pytest.raises(ConnectionError):
         await service.grade(run, "run-1", "Training", 1, items)
-    assert store.write_sync(gradingbill.release_expired) == 0
+    assert store.write_sync(gradingbill.release_left) == 0
     clock.advance(2 * 3600)
-    assert store.write_sync(gradingbill.release_expired) == 1
+    assert store.write_sync(gradingbill.release_left) == 1
     assert cost(store, run).held == 0
     grading.dies_after = 10**9
     await service.grade(run, "run-1", "Training", 1, items)
     assert (cost(store, run).total, cost(store, run).held) == (5 * MS, 0)
     assert store.read_sync(verify) == []
+
+
+async def test_an_attempt_that_ended_leaves_no_hold_in_the_way_of_the_next(
+    service: TrainingService, grading: CountingGrading, store: Store, run_with: Any
+) -> None:
+    run = await run_with()
+    grading.dies_after = 0
+    items = completions("train", 5)
+    with pytest.raises(ConnectionError):
+        await service.grade(run, "run-1", "Training", 1, items)
+    [held] = store.read_sync(ledger.open_holds)
+    attempt = store.read_sync(objects.get, ATTEMPT, "default", "run-1")
+    store.write_sync(objects.update_status, attempt.uid, {"phase": "Lost"})
+    assert store.write_sync(gradingbill.release_left) == 1
+    assert cost(store, run).held == 0
+    # Should it have been graded all the same, elsewhere, its verdicts stand.
+    store.write_sync(gradingbill.settle, held.reference, [], PRICES)
+    assert (cost(store, run).total, store.read_sync(verify)) == (0, [])

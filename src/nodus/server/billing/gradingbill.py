@@ -11,11 +11,12 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nodus.core.kinds import ATTEMPT
 from nodus.server.billing.funding import SECOND_US
 from nodus.server.billing.limits import limits_for
 from nodus.server.billing.metering import amount_of
 from nodus.server.billing.pricebook import PriceBook
-from nodus.server.store import holds, ledger
+from nodus.server.store import holds, ledger, objects
 from nodus.server.store.context import now_us
 from nodus.server.store.ledger import Charge, HoldRequest, Owner
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.grading.verdicts import Verdict
+    from nodus.server.store.holds import Hold
     from nodus.server.store.objects import Object
 
 KIND = "Grading"
@@ -99,15 +101,27 @@ def settle(conn: Connection, reference: str | None, verdicts: Sequence[Verdict],
         covered_quantity=covered_us,
         unit="us",
     )
+    found = holds.find(conn, reference)
+    if found is not None and found.state == "Released":
+        return  # Its attempt ended meanwhile, and with it what the hold was for: the work is Nodus's.
     ledger.settle(conn, reference, [charge])
 
 
-def release_expired(conn: Connection) -> int:
-    """Release the holds of batches whose process ended before them; return how many."""
-    found = [held for held in ledger.expired(conn) if held.owner.kind == KIND]
-    for held in found:
-        ledger.release(conn, held.reference)
+def release_left(conn: Connection) -> int:
+    """Release the holds of batches whose process or attempt ended before them; return how many.
+
+    Those of an attempt that ended would be in the way of the next one, under the same cap.
+    """
+    ended = [held for held in holds.open_holds(conn, kind=KIND) if _is_over(conn, held)]
+    found = {held.reference for held in [*ended, *ledger.expired(conn)] if held.owner.kind == KIND}
+    for reference in sorted(found):
+        ledger.release(conn, reference)
     return len(found)
+
+
+def _is_over(conn: Connection, held: Hold) -> bool:
+    attempt = objects.find(conn, ATTEMPT, held.owner.project, held.reference.split("/")[2])
+    return attempt is None or ATTEMPT.is_terminal(attempt.status.get("phase"))
 
 
 def _worked_us(verdict: Verdict) -> int:

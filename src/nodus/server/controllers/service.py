@@ -148,7 +148,7 @@ async def _settle_left_over(store: Store, attempts: AttemptController) -> None:
     while True:
         await asyncio.sleep(SETTLE_INTERVAL_S)
         await attempts.settle_left_over()
-        await store.write(gradingbill.release_expired)
+        await store.write(gradingbill.release_left)
 
 
 def end_lost_attempts(conn: Connection) -> int:

@@ -85,17 +85,20 @@ def find(conn: Connection, reference: str) -> Hold | None:
     return None if row is None else from_row(row)
 
 
-def open_holds(conn: Connection, *, owner: str | None = None, limit: int = 1000) -> list[Hold]:
+def open_holds(conn: Connection, *, owner: str | None = None, kind: str | None = None, limit: int = 1000) -> list[Hold]:
     """Return holds that have not ended, oldest first.
 
     Args:
         conn: a transaction.
         owner: uid of the owner; None means every owner's.
+        kind: of the owner; None means every kind.
         limit: most holds.
     """
     query = select(holds).where(_OPEN, holds.c.org == org_of(conn))
     if owner is not None:
         query = query.where(holds.c.owner == owner)
+    if kind is not None:
+        query = query.where(holds.c.owner_kind == kind)
     return [from_row(row) for row in conn.execute(query.order_by(holds.c.id).limit(limit))]
 
 
