@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import time
+from importlib import resources
 from typing import Any
 
 import pytest
 
-from nodus.grader.catalog import arithmetic, graph_coloring, reasoning_gym
-from nodus.grader.tasks import build_split, canonical_prompt, without_shared
+from nodus.grader.catalog import arithmetic, graph_coloring, gsm8k, reasoning_gym
+from nodus.grader.loading import Environment
+from nodus.grader.tasks import build_split, canonical_prompt, ordered, without_shared
 from nodus.server.catalog import read_catalog
 from nodus.server.grading import exact_match
 
 ENVIRONMENTS = {d["metadata"]["name"]: d["spec"] for d in read_catalog() if d["kind"] == "Environment"}
+# A digest of the ids, prompts and answers of both splits in the order of seed 42: other tasks need another version.
+RELEASED = {
+    "arithmetic": ("2.0.0", "1755e27d8a1ef9e8"),
+    "graph-coloring": ("1.0.0", "e1e6a8d1c6568815"),
+    "gsm8k": ("1.0.0", "b22830a0a94aad08"),
+    "reasoning-gym": ("1.0.0", "c553d13d28467d0e"),
+}
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
@@ -28,10 +39,20 @@ def test_declared_sizes_are_the_real_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_tasks_and_their_order_are_those_of_the_release(name: str) -> None:
+    spec = ENVIRONMENTS[name]
+    module: Any = importlib.import_module(f"nodus.grader.catalog.{spec['package']['catalog']['module']}")
+    environment = Environment(name, spec["version"], module.tasks, module.reward)
+    lines = [[t.id, t.prompt, t.answer] for split in ("train", "test") for t in ordered(environment.split(split), 42)]
+    found = hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:16]
+    assert (name, spec["version"], found) == (name, *RELEASED[name])
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_metadata_gives_no_answer_away(name: str) -> None:
     module: Any = importlib.import_module(f"nodus.grader.catalog.{ENVIRONMENTS[name]['package']['catalog']['module']}")
     for task in build_split(name, "1.0.0", "test", module.tasks("test"))[:50]:
-        assert set(task.metadata) <= {"family", "vertices", "edges"}
+        assert set(task.metadata) <= {"family", "vertices", "edges", "row"}
 
 
 def test_arithmetic_is_every_pair_from_2_to_20_once() -> None:
@@ -75,6 +96,57 @@ def test_arithmetic_grades_the_last_integer_alike_in_the_runner_and_in_the_serve
     assert arithmetic.reward(completion, "12") == expected
     inside = exact_match.matcher("last-integer")(completion, "12")
     assert (None if inside is None else float(inside)) == expected
+
+
+def test_gsm8k_is_the_hundred_rows_that_ship_every_second_held_out() -> None:
+    rows = {split: [task["metadata"]["row"] for task in gsm8k.tasks(split)] for split in ("train", "test")}
+    assert sorted(rows["train"] + rows["test"])[1::2] == rows["test"] and len(rows["train"]) == 50
+    for task in [*gsm8k.tasks("train"), *gsm8k.tasks("test")]:
+        assert task["answer"].isascii() and task["answer"].isdigit()
+        assert gsm8k.reward(f"So it is {int(task['answer']):,}.", task["answer"]) == 1.0
+
+
+def test_gsm8k_ships_the_licence_of_its_rows() -> None:
+    notice = resources.files("nodus.grader.catalog.gsm8k").joinpath("NOTICE").read_text(encoding="utf-8")
+    assert "Copyright (c) 2021 OpenAI" in notice and "Permission is hereby granted" in notice
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("1430", 1.0),
+        ("She paid 1300 + 130 = $1,430.00.", 1.0),
+        ("#### 1430", 1.0),
+        (r"\boxed{1430}", 1.0),
+        ("1400, 1430", 1.0),
+        ("5-1430", 1.0),
+        ("1430, I checked it 2 times", 0.0),
+        ("-1430", 0.0),
+        ("-$1,430", 0.0),
+        ("−1430", 0.0),
+        ("1430.5", 0.0),
+        ("1,4300", 0.0),
+        ("14 30", 0.0),
+        ("0" * 5000 + "1430", 0.0),
+        ("1430" + "," * 5000, 1.0),
+        ("fourteen hundred thirty", None),
+        ("", None),
+        ("١٤٣٠", None),
+    ],
+)
+def test_gsm8k_grades_the_last_number_alike_in_the_runner_and_in_the_server(
+    completion: str, expected: float | None
+) -> None:
+    assert gsm8k.reward(completion, "1430") == expected
+    inside = exact_match.matcher("last-number")(completion, "1430")
+    assert (None if inside is None else float(inside)) == expected
+
+
+def test_last_number_of_a_long_reply_takes_no_time() -> None:
+    started = time.perf_counter()
+    for text in ("1,000" * 100_000, "9" * 500_000, "-$" * 250_000, "1." * 250_000):
+        exact_match.matcher("last-number")(text, "1")
+    assert time.perf_counter() - started < 5
 
 
 def test_graph_coloring_accepts_any_valid_colouring_and_nothing_else() -> None:

@@ -240,9 +240,12 @@ def _place(member: tarfile.TarInfo, target: Path) -> Path:
 
 
 def _catalog_sources(module: str) -> dict[str, str]:
-    """Return the digest of each file that a catalog environment is made of."""
+    """Return the digest of each file that a catalog environment is made of: its sources and its data."""
     place = _CATALOG / module
-    files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    if not place.is_dir():
+        files = [place.with_suffix(".py")]
+    else:
+        files = sorted(path for path in place.rglob("*") if path.suffix in (".py", ".jsonl"))
     return {str(file.relative_to(_CATALOG)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 

@@ -8,11 +8,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from nodus.server.grading.verdicts import Completion, Evidence, Verdict, failed
 
 _NUMBER = re.compile(r"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?")
+# A sign counts where it can't be the minus or the dash of "7-5"; thousands are separated by commas or not at all.
+_WRITTEN_NUMBER = re.compile(
+    r"(?<![0-9.])((?:(?<![\w.)])[-−]\$?)?)\$?([0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)((?:\.[0-9]+)?)"
+)
 _LONGEST_NUMBER = 32
 _PROCESS = "nodus-server:exact-match"
 _ISOLATION = "inside the server; nothing of the completion is executed"
@@ -28,13 +33,27 @@ def last_integer(completion: str, answer: Any) -> bool | None:
     return len(integers[-1]) <= _LONGEST_NUMBER and float(integers[-1]) == float(answer)
 
 
+def last_number(completion: str, answer: Any) -> bool | None:
+    """Say whether the last number in a completion (``1430``, ``$1,430.00``) is the answer; None when it has none."""
+    numbers = _WRITTEN_NUMBER.findall(completion)
+    if not numbers:
+        return None
+    sign, whole, fraction = numbers[-1]
+    digits = whole.replace(",", "") + fraction
+    return len(digits) <= _LONGEST_NUMBER and Decimal(f"{'-' if sign else ''}{digits}") == Decimal(str(answer))
+
+
 def whole_text(completion: str, answer: Any) -> bool | None:
     """Say whether a completion is the answer but for white space at its ends; None when it is empty."""
     text = completion.strip()
     return text == str(answer).strip() if text else None
 
 
-MATCHERS: Mapping[str, Matcher] = {"last-integer": last_integer, "whole-text": whole_text}
+MATCHERS: Mapping[str, Matcher] = {
+    "last-integer": last_integer,
+    "last-number": last_number,
+    "whole-text": whole_text,
+}
 """By the name of the grader."""
 
 
@@ -57,7 +76,7 @@ def grade(item: Completion, answers: Mapping[str, Any], match: Matcher) -> Verdi
         return failed(item, f"this environment has no task {item.task_id!r}", evidence)
     try:
         matched = match(item.completion, answers[item.task_id])
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, ArithmeticError):
         evidence = Evidence([_PROCESS], _ISOLATION, 0.0)
         answer = repr(answers[item.task_id])[:80]
         return failed(item, f"the answer of task {item.task_id!r} can't be compared as a number: {answer}", evidence)
