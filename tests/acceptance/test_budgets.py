@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,10 +14,9 @@ import pytest
 
 from nodus.server.lifecycle import DownOptions, Started, UpOptions, down, up
 from nodus.testing.eventually import eventually
+from tests.acceptance.commands import Run, command_line, get, is_in
 
-NODUS = str(Path(sys.executable).parent / "nodus")
 pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.heavy, pytest.mark.timeout(180)]
-Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -35,32 +31,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 @pytest.fixture
 def nodus(server: Started, tmp_path: Path) -> Run:
-    env = {
-        "HOME": str(tmp_path), "PATH": os.environ["PATH"], "NODUS_API_URL": server.url, "LANG": "C.UTF-8",
-        "NODUS_API_KEY": str(server.api_key),
-    }  # fmt: skip
-
-    def run(*args: str) -> str:
-        done = subprocess.run([NODUS, *args], env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
-
-
-def get(nodus: Run, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(nodus("get", name, "-o", "json"))
-    return found
+    return command_line(server, tmp_path)
 
 
 def status(nodus: Run, name: str, phase: str) -> dict[str, Any]:
     """The status of an object once it is in a phase."""
-
-    def found() -> dict[str, Any] | None:
-        now: dict[str, Any] = get(nodus, name)["status"]
-        return now if now.get("phase") == phase else None
-
-    return eventually(found, timeout_s=60)
+    return dict(is_in(nodus, name, phase)["status"])
 
 
 def test_a_budget_stops_a_run_and_lets_it_go_on(nodus: Run, tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ import pytest
 from nodus.server.datadir import holder
 from nodus.server.lifecycle import DownOptions, Started, UpOptions, down, up
 from nodus.testing.eventually import eventually
+from tests.acceptance.commands import Run, command_line, is_in
 
-NODUS = str(Path(sys.executable).parent / "nodus")
 pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(180)]
 
 RATE = Decimal("0.1")
@@ -40,8 +38,6 @@ while not (nodus.state_dir() / "end").exists():
 print("done", count, flush=True)
 """
 
-Run = Callable[..., str]
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
@@ -55,27 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 @pytest.fixture
 def nodus(server: Started, tmp_path: Path) -> Run:
-    env = {
-        "HOME": str(tmp_path), "PATH": os.environ["PATH"], "NODUS_API_URL": server.url, "LANG": "C.UTF-8",
-        "NODUS_API_KEY": str(server.api_key), "NODUS_DATA_DIR": str(server.data_dir),
-    }  # fmt: skip
-
-    def run(*args: str) -> str:
-        done = subprocess.run([NODUS, *args], env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
-
-
-def is_in(nodus: Run, name: str, phase: str, project: str = "default", timeout_s: float = 60) -> dict[str, Any]:
-    def found() -> dict[str, Any] | None:
-        now: dict[str, Any] = json.loads(nodus("get", name, "-p", project, "-o", "json"))
-        return now if now["status"].get("phase") == phase else None
-
-    job = eventually(found, timeout_s=timeout_s)
-    assert job is not None
-    return job
+    return command_line(server, tmp_path, NODUS_DATA_DIR=str(server.data_dir))
 
 
 def cost_of(job: dict[str, Any]) -> Decimal:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,9 @@ import pytest
 from nodus.server.datadir import holder
 from nodus.server.lifecycle import DownOptions, Started, UpOptions, down, up
 from nodus.testing.eventually import eventually
+from tests.acceptance.commands import Run, command_line
 
-NODUS = str(Path(sys.executable).parent / "nodus")
 pytestmark = [pytest.mark.acceptance, pytest.mark.sandbox, pytest.mark.timeout(120)]
-
-Run = Callable[..., str]
 
 REPORTS = """
 import nodus, time
@@ -66,17 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 @pytest.fixture
 def nodus(server: Started, tmp_path: Path) -> Run:
-    env = {
-        "HOME": str(tmp_path), "PATH": os.environ["PATH"], "NODUS_API_URL": server.url, "LANG": "C.UTF-8",
-        "NODUS_API_KEY": str(server.api_key),
-    }  # fmt: skip
-
-    def run(*args: str) -> str:
-        done = subprocess.run([NODUS, *args], env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
+    return command_line(server, tmp_path)
 
 
 def status(nodus: Run, name: str) -> dict[str, Any]:
