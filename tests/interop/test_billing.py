@@ -48,7 +48,7 @@ def test_usage_is_listed_and_summed(desk: Desk) -> None:
     for keys in ("project", "member,label:team", "day,meter,segment,offering,rank,kind"):
         desk.ok(f"nodus get usage --group-by {keys} --since 30d")
     assert desk.ok("nodus billing usage --group-by project -o csv").splitlines()[0] == "PROJECT,QUANTITY,AMOUNT"
-    assert "BadRequest" in desk.fails("nodus get usage --since yesterday")
+    assert "BadRequest" in desk.fails("nodus get usage --field-selector metre=x")
 
 
 @pytest.mark.parametrize(

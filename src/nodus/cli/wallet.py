@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import click
@@ -16,6 +17,7 @@ from nodus.cli.tables import TablePrinter
 from nodus.client.kinds import KindInfo, find_kind
 from nodus.client.resources import JsonObject
 from nodus.core.selectors import field_text
+from nodus.core.validity import moment_of
 
 _ROWS_AT_ONCE = 500
 _GROUPS = "project, kind, object, meter, day, segment, offering, rank, member, label:KEY"
@@ -52,12 +54,24 @@ TRANSACTIONS = (
 )
 
 
+def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return a border of a range as given; the server counts back from when it is asked."""
+    if value is not None:
+        try:
+            moment_of(value, datetime.now(UTC))
+        except ValueError as error:
+            raise click.UsageError(f"--{param.name}: {error}.", ctx) from error
+    return value
+
+
 def _options(function: Any) -> Any:
     for option in (
         click.option("--no-headers", is_flag=True, help="Leave out the header line."),
         click.option("--field-selector", "selector", metavar="FIELDS", help="Only lines with these fields: a=b,c!=d."),
-        click.option("--until", metavar="TIME", help="End of the range; now when unset."),
-        click.option("--since", metavar="TIME", help="Begin of the range: 30d back from now, a date or a time."),
+        click.option("--until", metavar="TIME", callback=_check_time, help="End of the range; now when unset."),
+        click.option(
+            "--since", metavar="TIME", callback=_check_time, help="Begin of the range: 30d back, a date or a time."
+        ),
     ):
         function = option(function)
     return output_option("wide", "csv", "json", "yaml", help_text="Output format; a table when unset.")(function)

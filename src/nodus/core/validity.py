@@ -1,4 +1,4 @@
-"""How long something is valid: a duration, a date or a moment, and SSH public keys as text."""
+"""Times as people write them: how long something is valid, borders of ranges; and SSH public keys as text."""
 
 from __future__ import annotations
 
@@ -63,6 +63,29 @@ def check_timestamp(text: str) -> str:
     except ValueError as error:
         raise ValueError(f"{text[:60]!r} is no time; write it like 2026-12-31T00:00:00Z") from error
     return text
+
+
+def moment_of(text: str, now: datetime) -> datetime:
+    """Return the moment that a border of a range means.
+
+    Args:
+        text: A duration back from now (``30d``), a date (its beginning, UTC) or an RFC 3339 time.
+        now: What a duration counts back from.
+
+    Raises:
+        ValueError: The text is none of these; the message shows the forms.
+    """
+    try:
+        if _DURATION.fullmatch(text):
+            return now - timedelta(seconds=parse_duration(text))
+        if _DATE.fullmatch(text):
+            day = date.fromisoformat(text)
+            return datetime(day.year, day.month, day.day, tzinfo=UTC)
+        return parse_rfc3339(text)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{text[:60]!r} is no time; write a duration back from now (30d), a date, or an RFC 3339 time"
+        ) from error
 
 
 _SSH_TYPES = (

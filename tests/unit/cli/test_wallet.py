@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,15 @@ def test_transactions(run: Run, server: FakeServer) -> None:
 @pytest.mark.parametrize("about", ["train", "job/", "nope/x", ""])
 def test_an_object_is_kind_and_name(run: Run, about: str) -> None:
     assert run("get", "usage", "--object", about)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["get usage --since yesterday", "get transactions --until 2026-13-01", "billing usage --since ''"]
+)
+def test_a_time_that_is_none_is_wrong_usage(run: Run, server: FakeServer, words: str) -> None:
+    code, _, err = run(*shlex.split(words))
+    assert (code, server.asked) == (2, [])
+    assert "is no time; write a duration back from now (30d), a date, or an RFC 3339 time" in err
 
 
 def account(**status: Any) -> dict[str, Any]:

@@ -6,19 +6,17 @@ organization's, and shown to those who reach all of it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.clock import parse_rfc3339
-from nodus.core.durations import parse_duration
 from nodus.core.errors import BadRequest
 from nodus.core.kinds import BILLING_ACCOUNT, TRANSACTION, USAGE_RECORD, Kind
 from nodus.core.kinds.billing import ACCOUNT_NAME
 from nodus.core.money import format_usd, parse_usd
 from nodus.core.selectors import Requirement, matches_fields
+from nodus.core.validity import moment_of
 from nodus.server.api.call import Call, field_terms, not_found
 from nodus.server.billing import lines
 from nodus.server.billing.budgets import month_of
@@ -127,24 +125,9 @@ def _moment(call: Call, name: str, now: datetime) -> int | None:
     if text is None:
         return None
     try:
-        return to_us(_time(text, now))
-    except (ValueError, OverflowError) as error:
-        raise BadRequest(
-            f"{name}={text[:60]!r} is no time", fix="Write a duration back from now (30d), a date, or an RFC 3339 time."
-        ) from error
-
-
-def _time(text: str, now: datetime) -> datetime:
-    with contextlib.suppress(ValueError, OverflowError):
-        return now - timedelta(seconds=parse_duration(text))
-    with contextlib.suppress(ValueError, OverflowError):
-        return _day(text)
-    return parse_rfc3339(text)
-
-
-def _day(text: str) -> datetime:
-    day = date.fromisoformat(text)
-    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+        return to_us(moment_of(text, now))
+    except ValueError as error:
+        raise BadRequest(f"{name}={error}") from error
 
 
 def _group_keys(text: str) -> list[str]:
