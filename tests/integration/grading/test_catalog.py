@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodus.server.catalog import read_catalog
-from nodus.server.grading import Completion, GradingService, ResolvedEnvironment
+from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, ResolvedEnvironment
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -21,8 +22,8 @@ _LIST = """
 import json, sys
 from nodus.grader.loading import load
 from nodus.grader.tasks import ordered
-for name, version, module in json.loads(sys.argv[1]):
-    environment = load(f"nodus.grader.catalog.{module}", [], name, version)
+for name, version, loader in json.loads(sys.argv[1]):
+    environment = load(loader, [], name, version)
     for split in ("train", "test"):
         tasks = [[task.id, task.prompt] for task in ordered(environment.split(split), int(sys.argv[2]))]
         print(json.dumps([name, split, tasks]))
@@ -31,7 +32,8 @@ for name, version, module in json.loads(sys.argv[1]):
 
 def _listed(hash_seed: str) -> dict[tuple[str, str], Any]:
     """Every catalog environment's tasks in a process of its own."""
-    wanted = [[name, spec["version"], spec["package"]["catalog"]["module"]] for name, spec in CATALOG.items()]
+    library = EnvironmentLibrary(Path(), Path)
+    wanted = [[name, spec["version"], library.resolve(name, spec).loader] for name, spec in CATALOG.items()]
     done = subprocess.run(
         [sys.executable, "-c", _LIST, json.dumps(wanted), str(SEED)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -46,9 +48,10 @@ async def test_same_name_version_and_seed_are_the_same_tasks_in_every_process(se
     first, second = _listed("1"), _listed("2")
     assert first == second
     for name, spec in CATALOG.items():
-        environment = service.library.resolve(name, spec)
-        sandboxed = (await service.tasks(environment, "test", SEED)).tasks
-        assert [[task.task_id, task.prompt] for task in sandboxed] == first[name, "test"], name
+        if "requirements" not in spec:  # the others take seconds to start; their check lists them in sandboxes too
+            environment = service.library.resolve(name, spec)
+            sandboxed = (await service.tasks(environment, "test", SEED)).tasks
+            assert [[task.task_id, task.prompt] for task in sandboxed] == first[name, "test"], name
         ids = [{task_id for task_id, _ in first[name, split]} for split in ("train", "test")]
         prompts = [{json.dumps(prompt) for _, prompt in first[name, split]} for split in ("train", "test")]
         assert not ids[0] & ids[1] and not prompts[0] & prompts[1], name
@@ -77,3 +80,16 @@ async def test_gsm8k_is_graded_by_the_last_number(service: GradingService, grade
         "Correct", "Incorrect", "InvalidOutput", "Incorrect", "InvalidOutput",
     ]  # fmt: skip
     assert (service.graders == 0) == (graders is None)
+
+
+async def test_legacy_letter_counting_scores_the_raw_reply_in_a_sandbox(service: GradingService) -> None:
+    environment = catalog_environment(service, "letter-counting-legacy-rl")
+    (task, *_) = (await service.tasks(environment, "test", SEED)).tasks
+    assert isinstance(task.prompt, list) and [message["role"] for message in task.prompt] == ["system", "user"]
+    letter, text = task.prompt[1]["content"].partition('letter "')[2].split('" appear in the text: ')
+    count = str(text.lower().count(letter))
+    replies = [count, f"{count}\n", f"The answer is {count}", "none", "", "import os; os._exit(0)"]
+    items = [Completion(task.task_id, number, reply) for number, reply in enumerate(replies)]
+    verdicts = await service.grade("job", environment, items)
+    assert [v.verdict for v in verdicts] == ["Correct"] + ["Incorrect"] * 5
+    assert [v.reward for v in verdicts] == [1.0, len(count) / (len(count) + 1), len(count) / len(replies[2]), 0, 0, 0]

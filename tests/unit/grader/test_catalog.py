@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodus.grader.catalog import arithmetic, graph_coloring, gsm8k, reasoning_gym
+from nodus.grader.catalog import arithmetic, graph_coloring, gsm8k, letter_counting_legacy, reasoning_gym
 from nodus.grader.loading import Environment
 from nodus.grader.tasks import build_split, canonical_prompt, ordered, without_shared
 from nodus.server.catalog import read_catalog
@@ -23,14 +23,25 @@ RELEASED = {
     "arithmetic": ("2.0.0", "1755e27d8a1ef9e8"),
     "graph-coloring": ("1.0.0", "e1e6a8d1c6568815"),
     "gsm8k": ("1.0.0", "b22830a0a94aad08"),
+    "letter-counting-legacy-eval": ("1.0.0", "a1282d6cdf817672"),
+    "letter-counting-legacy-rl": ("1.0.0", "90a5f7efb94b3363"),
     "reasoning-gym": ("1.0.0", "c553d13d28467d0e"),
 }
+
+
+def loaded(name: str) -> Any:
+    """Return what has an environment's ``tasks`` and ``reward``."""
+    package = ENVIRONMENTS[name]["package"]
+    module = importlib.import_module(f"nodus.grader.catalog.{package['catalog']['module']}")
+    where, _, function = package.get("loader", "").partition(":")
+    assert where in ("", module.__name__), "what is loaded must be what the digest is of"
+    return getattr(module, function)() if function else module
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_declared_sizes_are_the_real_ones(name: str) -> None:
     spec = ENVIRONMENTS[name]
-    module: Any = importlib.import_module(f"nodus.grader.catalog.{spec['package']['catalog']['module']}")
+    module = loaded(name)
     test = build_split(name, spec["version"], "test", module.tasks("test"))
     train = without_shared(build_split(name, spec["version"], "train", module.tasks("train")), test)
     assert {"train": {"size": len(train)}, "test": {"size": len(test)}} == spec["splits"]
@@ -41,7 +52,7 @@ def test_declared_sizes_are_the_real_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_tasks_and_their_order_are_those_of_the_release(name: str) -> None:
     spec = ENVIRONMENTS[name]
-    module: Any = importlib.import_module(f"nodus.grader.catalog.{spec['package']['catalog']['module']}")
+    module = loaded(name)
     environment = Environment(name, spec["version"], module.tasks, module.reward)
     lines = [[t.id, t.prompt, t.answer] for split in ("train", "test") for t in ordered(environment.split(split), 42)]
     found = hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:16]
@@ -50,7 +61,7 @@ def test_tasks_and_their_order_are_those_of_the_release(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_metadata_gives_no_answer_away(name: str) -> None:
-    module: Any = importlib.import_module(f"nodus.grader.catalog.{ENVIRONMENTS[name]['package']['catalog']['module']}")
+    module = loaded(name)
     for task in build_split(name, "1.0.0", "test", module.tasks("test"))[:50]:
         assert set(task.metadata) <= {"family", "vertices", "edges", "row"}
 
@@ -193,3 +204,68 @@ def test_reasoning_gym_runs_nothing_of_a_reply() -> None:
     for task in reasoning_gym.tasks("train")[::200]:
         score = reasoning_gym.reward(f"<answer>{hostile}</answer>", task["answer"])
         assert score is not None and score < 1
+
+
+def test_legacy_letter_counting_is_the_slices_of_the_guide() -> None:
+    entries = reasoning_gym_entries()
+    evaluation, training = letter_counting_legacy.evaluation(), letter_counting_legacy.training()
+    slices = {
+        "eval test": (evaluation.tasks("test"), entries[:64]),
+        "rl train": (training.tasks("train"), entries[:64]),
+        "rl test": (training.tasks("test"), entries[64:128]),
+    }
+    for name, (tasks, expected) in slices.items():
+        assert [[message["role"] for message in task["prompt"]] for task in tasks] == [["system", "user"]] * 64, name
+        assert [task["prompt"][1]["content"] for task in tasks] == [entry["question"] for entry in expected], name
+        rewards = [
+            training.reward(entry["answer"], task["answer"]) for entry, task in zip(expected, tasks, strict=True)
+        ]
+        assert rewards == [1.0] * 64, name
+    assert evaluation.tasks("train") == []
+
+
+def reasoning_gym_entries() -> list[dict[str, Any]]:
+    """The generator's entries, as its own library lists them."""
+    import reasoning_gym as library
+
+    return list(library.create_dataset("letter_counting", seed=42, size=200))
+
+
+def test_legacy_letter_counting_scores_the_raw_completion_as_the_generator_does() -> None:
+    import reasoning_gym as library
+
+    dataset = library.create_dataset("letter_counting", seed=42, size=200)
+    for index, task in enumerate(letter_counting_legacy.training().tasks("train")[:20]):
+        entry = dataset[index]
+        for reply in (
+            entry["answer"],
+            f" {entry['answer']}",
+            f"It is {entry['answer']}.",
+            "none",
+            "",
+            "__import__('os')",
+        ):
+            assert letter_counting_legacy.reward(reply, task["answer"]) == dataset.score_answer(reply, entry)
+        assert letter_counting_legacy.reward(entry["answer"], task["answer"]) == 1.0
+        assert 0 < letter_counting_legacy.reward(f"{entry['answer']}\n", task["answer"]) < 1
+
+
+def test_legacy_letter_counting_examples_have_every_number_of_the_guide() -> None:
+    evaluation, training = (ENVIRONMENTS[f"letter-counting-legacy-{name}"]["examples"][0] for name in ("eval", "rl"))
+    assert evaluation["parameters"] == {"maxCompletionLength": 256, "evaluationBatchSize": 1}
+    assert evaluation["model"] == training["model"] and "Qwen3-1.7B@" in training["model"]["uri"]
+    assert training["parameters"] == {
+        "steps": 50,
+        "learningRate": 5e-6,
+        "lrScheduler": "linear",
+        "warmupRatio": 0,
+        "numGenerations": 8,
+        "generationBatchSize": 8,
+        "batchSize": 1,
+        "gradientAccumulation": 4,
+        "maxCompletionLength": 64,
+        "sampling": {"temperature": 1.2, "topP": 0.95, "topK": 50},
+        "lora": {"r": 8, "alpha": 16, "dropout": 0, "targetModules": "all-linear"},
+        "precision": "bf16",
+        "gradientCheckpointing": True,
+    }
