@@ -30,6 +30,8 @@ def command_line(server: Started, home: Path, **variables: str) -> Run:
         "HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "NODUS_API_URL": server.url,
         "NODUS_API_KEY": str(server.api_key), **variables,
     }  # fmt: skip
+    if database := os.environ.get("NODUS_SERVER_DATABASE_URL"):
+        environment["NODUS_SERVER_DATABASE_URL"] = database  # For what reads it without the server.
 
     def run(*words: str) -> str:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """The same tests over PostgreSQL: `NODUS_TEST_DATABASE=postgresql pytest tests/acceptance/test_sandboxes.py`.
 
-For modules whose tests share one server: test_sandboxes, test_run_command, test_job_sdk, test_job_git, test_volumes and
-test_secrets. A database goes with the data directory it was made with; the others make several of those.
+For modules whose tests share one server: test_sandboxes, test_run_command, test_job_sdk, test_job_git, test_volumes,
+test_secrets and test_caps. A database goes with the data directory it was made with; the others make several of those.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ NODE = "node-1"
 class NoLookups:
     """Jobs of these tests refer to nothing."""
 
+    def check(self, conn: object, job: Object) -> None:
+        return None
+
     def find(self, conn: object, job: Object) -> None:
         return None
 

@@ -1,18 +1,23 @@
-"""What an attempt holds is settled however it goes: deleted while the server was away, lost, left by its owner."""
+"""What an attempt holds is settled however it goes: deleted while the server was away, lost, left by its owner; and no
+money is held for one that waits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 
-from nodus.core.kinds import ATTEMPT
+from nodus.core.errors import Unavailable
+from nodus.core.kinds import ATTEMPT, OFFERING
 from nodus.server.compute.base import MemberState
+from nodus.server.controllers.attempt import AttemptController
 from nodus.server.store import Object, ledger, objects
 from nodus.server.store.ledger import HoldRequest, Limit, Owner
+from nodus.server.store.schema import transfers
 from nodus.testing.compute import FakeBackend
 
-from .conftest import World
+from .conftest import NODE, NoLookups, World
 
 RATE = 3_600_000_000
 """A nano-dollar for each microsecond."""
@@ -92,3 +97,27 @@ async def test_an_attempt_goes_with_an_owner_that_was_deleted_without_it(world: 
     assert books(world) == (0, 12_000_000)
     assert funded.released == [attempt.uid]
     assert world.phase(other) == "Suspended"
+
+
+class Importing(NoLookups):
+    """A Volume that is not there yet."""
+
+    def check(self, conn: object, job: Object) -> None:
+        self.find(conn, job)
+
+    def find(self, conn: object, job: Object) -> None:
+        raise Unavailable("the volume 'data' is Importing")
+
+
+async def test_an_attempt_that_waits_for_a_volume_takes_no_holds(world: World, funded: FundedBackend) -> None:
+    spec = {"cpu": 2, "memory": "4Gi", "count": 0, "priceUSDPerHour": "3.60"}
+    world.store.write_sync(objects.create, OFFERING, None, "local-cpu", spec)
+    job = world.add_job()
+    attempts = AttemptController(world.store, funded, Importing(), NODE, world.clock)  # type: ignore[arg-type]
+    manager = world.manager(world.job_controller(), attempts)
+    for _ in range(5):
+        await world.settle(manager)
+        world.clock.advance(2.0)
+    assert world.attempts(job)[0].status["reason"] == "Waiting"
+    assert (funded.started, funded.reserved, books(world)) == ([], {}, (0, 0))
+    assert len(world.store.read_sync(lambda conn: conn.execute(select(transfers)).all())) == 1  # the grant

@@ -152,7 +152,7 @@ class AttemptController(BaseController):
         uid = ctx.obj.uid
         match action.name:
             case "reserve":
-                return await self._reserve(ctx, action)
+                return await self._reserve_all(ctx, action)
             case "give-back":
                 await self._backend.finish(uid)
                 self._wake_next(uid)
@@ -232,6 +232,20 @@ class AttemptController(BaseController):
             return ActionResult(action.key, action.name)
         reason = "Queued" if missing.startswith("waiting") else UNSCHEDULABLE
         return ActionResult(action.key, action.name, {"reason": reason}, error=missing)
+
+    async def _reserve_all(self, ctx: Context, action: Action) -> ActionResult:
+        """Reserve capacity and look for what it needs, so that no money is held while it waits for one of them."""
+        assert ctx.job is not None
+        reserved = await self._reserve(ctx, action)
+        if reserved.error is not None:
+            return reserved
+        try:
+            await self._store.read(self._lookups.check, ctx.job)
+        except NodusError as error:
+            if error.retryable:
+                await self._backend.finish(ctx.obj.uid)
+                return ActionResult(action.key, action.name, {"reason": WAITING}, error=error.message)
+        return reserved  # What is wrong for good is told by the start.
 
     async def _start(self, ctx: Context, action: Action) -> ActionResult:
         assert ctx.job is not None

@@ -72,6 +72,18 @@ class Lookups:
             secrets[name, version] = read_secret(conn, self._services, secret, version)[1]
         return Found(secrets, tuple(_find_volumes(conn, job)))
 
+    def check(self, conn: Connection, job: Object) -> None:
+        """Check that a Job's references can be had now; nothing is taken.
+
+        Raises:
+            VolumeBusy: Another Job writes to one of the Volumes that it writes to.
+            NotFound: As :meth:`find`.
+            Unavailable: Likewise.
+        """
+        for name in memberspec.written_volumes(job.spec):
+            revisions.require_free(conn, objects.get(conn, VOLUME, job.project, name), job.uid)
+        self.find(conn, job)
+
     def hold(self, conn: Connection, job: Object, attempt: Object) -> None:
         """Make a Job the writer of the ReadWriteOnce Volumes that it mounts for writing.
 
