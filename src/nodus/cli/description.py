@@ -93,6 +93,8 @@ def _environment(obj: JsonObject) -> Iterator[str]:
     }
     if splits:
         yield _line("Splits", ", ".join(f"{name} {size}" for name, size in splits.items()))
+    for measure in spec.get("heldOutMeasures") or []:
+        yield _line("Held out", measure)
     grader = status.get("grader") or {}
     if grader.get("python"):
         libraries = [f"{name} {version}" for name, version in (grader.get("libraries") or {}).items()]
@@ -108,13 +110,14 @@ def _environment(obj: JsonObject) -> Iterator[str]:
     if spec.get("examples"):
         yield from _section(
             "Examples",
-            ("NAME", "RUNTIME", "MODEL", "BASELINE", "TRAINED", "CHANGE"),
+            ("NAME", "MODE", "RUNTIME", "MODEL", "BASELINE", "TRAINED", "CHANGE"),
             [
                 (
                     item.get("name"),
+                    item.get("mode") or "Train",
                     item.get("runtime"),
                     (item.get("model") or {}).get("uri"),
-                    (item.get("baseline") or {}).get("passRate"),
+                    (item.get("baseline") or {}).get("passRate", "not measured"),
                     (item.get("trained") or {}).get("passRate"),
                     item.get("changePP"),
                 )

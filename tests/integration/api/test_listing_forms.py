@@ -115,6 +115,16 @@ async def test_older_catalog_versions_stay_resolvable(services: Services) -> Non
     assert (old.spec["version"], new.spec["version"]) == ("2.0.0", "2.1.0")
 
 
+async def test_catalog_environment_is_read_by_its_alias_and_written_by_its_name_alone(api: Api) -> None:
+    url = f"{V1}/namespaces/nodus/environments"
+    found = await api.ok("GET", f"{url}/arithmetic-v2")
+    assert found == await api.ok("GET", f"{url}/arithmetic")
+    for name in ("arithmetic-v1", "arithmetic-v", "arithmetic-v2-v2", "no-such-v2"):
+        await api.fails(404, "NotFound", "GET", f"{url}/{name}")
+    await api.fails(404, "NotFound", "GET", f"{V1}/namespaces/default/environments/arithmetic-v2")
+    await api.fails(404, "NotFound", "GET", f"{V1}/namespaces/nodus/trainingruntimes/grpo-lora-v1")
+
+
 async def test_offerings_describe_this_machine_and_forget_what_is_gone(services: Services, api: Api) -> None:
     stale = {"cpu": 1, "memory": "1Gi", "count": 8, "priceUSDPerHour": "0.00"}
 

@@ -15,8 +15,10 @@ ENVIRONMENT: dict[str, Any] = {
         "graders": [{"name": "last", "kind": "ExactMatch", "description": "The last integer."}],
         "examples": [
             {"name": "ex1", "runtime": "nodus/grpo-lora", "model": {"uri": "hf://a/b"}, "baseline": {"passRate": "0.1"},
-             "trained": {"passRate": "0.8"}, "changePP": "70"}
+             "trained": {"passRate": "0.8"}, "changePP": "70"},
+            {"name": "ex2", "mode": "Evaluate", "runtime": "nodus/evaluate", "model": {"uri": "hf://a/b"}},
         ],
+        "heldOutMeasures": ["Other sums."],
     },
     "status": {"phase": "Ready", "splits": {"train": 233, "test": 128}, "digest": "sha256:abc"},
 }  # fmt: skip
@@ -47,7 +49,8 @@ def test_environment() -> None:
     for line in (
         "Reference: nodus/sums@2.0.0", "Summary: Adds numbers.", "Licenses: code: Apache-2.0, data: CC0",
         "Splits: train 233, test 128", "last ExactMatch The last integer.", "Sample task: What is 1 + 1?",
-        "ex1 nodus/grpo-lora hf://a/b 0.1 0.8 70",
+        "ex1 Train nodus/grpo-lora hf://a/b 0.1 0.8 70", "Held out: Other sums.",
+        "ex2 Evaluate nodus/evaluate hf://a/b not measured",
     ):  # fmt: skip
         assert line in "\n".join(said), line
 

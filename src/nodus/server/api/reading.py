@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from nodus.core.kinds import AUDIT_EVENT, PROJECT, USAGE_RECORD, Kind
+from nodus.core.errors import NotFound
+from nodus.core.kinds import AUDIT_EVENT, ENVIRONMENT, PROJECT, USAGE_RECORD, Kind
 from nodus.server.api import auditing, billing, tables
+from nodus.server.api.auth import CATALOG_PROJECT
 from nodus.server.api.call import Call, checked_name, field_terms, not_found
 from nodus.server.api.http import json_response
 from nodus.server.api.present import present, project_filter
 from nodus.server.store import objects
 from nodus.server.store.audit import AuditPage
+from nodus.server.training.lookups import aliased_environment
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -41,8 +44,19 @@ async def get(call: Call, kind: Kind) -> Response:
 
 
 def _get(conn: Connection, call: Call, kind: Kind, name: str) -> dict[str, Any]:
-    obj = find(conn, call, kind, name)
+    try:
+        obj = find(conn, call, kind, name)
+    except NotFound:
+        # Runs may name an Environment of the catalog by its alias, so reading it does too; writing never does.
+        other = aliased_environment(conn, CATALOG_PROJECT, name) if _in_catalog(call, kind) else None
+        if other is None:
+            raise
+        obj = find(conn, call, kind, other.name)
     return present(conn, kind, obj)
+
+
+def _in_catalog(call: Call, kind: Kind) -> bool:
+    return kind is ENVIRONMENT and call.project == CATALOG_PROJECT
 
 
 def find(conn: Connection, call: Call, kind: Kind, name: str) -> Object:

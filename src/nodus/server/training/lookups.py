@@ -100,6 +100,15 @@ def environment(conn: Connection, project: str, text: str) -> FoundEnvironment:
     return _at(conn, found, parse_environment(text))
 
 
+def aliased_environment(conn: Connection, project: str, name: str) -> Object | None:
+    """Return the Environment that `NAME-vMAJOR` is another name of, when its newest version is of that major."""
+    alias = _ALIAS.fullmatch(name)
+    found = objects.find(conn, ENVIRONMENT, project, alias["name"]) if alias else None
+    if alias is None or found is None or str(found.spec.get("version")).split(".")[0] != alias["major"]:
+        return None
+    return found
+
+
 def shapes(conn: Connection) -> list[Shape]:
     """Every offering that can be had, CPU ones included."""
     found = []
