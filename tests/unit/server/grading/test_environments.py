@@ -168,3 +168,19 @@ def test_catalog_environment_is_ready_with_its_declared_sizes() -> None:
     status = catalog_status("arithmetic", spec)
     assert (status["phase"], status["splits"]) == ("Ready", {"train": 233, "test": 128})
     assert status["digest"].startswith("sha256:")
+
+
+def test_digest_of_a_catalog_environment_is_of_its_sources_and_its_data(
+    library: EnvironmentLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodus.server.grading.environments._CATALOG", tmp_path)
+    spec = {"version": "1.0.0", "package": {"catalog": {"module": "rows"}}}
+    (tmp_path / "rows" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "rows" / "__init__.py").write_text("x = 1\n")
+    (tmp_path / "rows" / "rows.jsonl").write_text("{}\n")
+    first = library.resolve("rows", spec).digest
+    (tmp_path / "rows" / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"x")
+    (tmp_path / "rows" / "NOTICE").write_text("where they are from\n")
+    assert library.resolve("rows", spec).digest == first
+    (tmp_path / "rows" / "rows.jsonl").write_text('{"answer": "1"}\n')
+    assert library.resolve("rows", spec).digest != first
