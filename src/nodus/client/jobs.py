@@ -13,12 +13,12 @@ from nodus.client import runlog
 from nodus.client.blobs import upload_blob
 from nodus.client.blocking import blocking, blocking_class, blocking_iterator
 from nodus.client.client import Client, default_client
+from nodus.client.dollars import usd
 from nodus.client.handles import Run, started
 from nodus.client.http import new_key
 from nodus.client.outputs import Outputs
 from nodus.client.record import Record, as_record
 from nodus.client.source import packed
-from nodus.client.training import usd
 from nodus.core.errors import JobFailed, NodusError
 
 Strings = Sequence[str]

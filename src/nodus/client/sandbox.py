@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from nodus.client.blocking import blocking, blocking_class, blocking_iterator
 from nodus.client.client import Client, default_client
+from nodus.client.dollars import usd
 from nodus.client.handles import Handle
 from nodus.client.http import new_key
 from nodus.client.process import Process
@@ -109,7 +110,7 @@ class Sandbox(Handle):
             "secrets": list(secrets),
             "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
             "workingDir": workdir,
-            "maxCostUSD": None if max_cost is None else f"{max_cost}",
+            "maxCostUSD": usd(max_cost),
         }
         spec |= {key: value for key, value in given.items() if value}
         metadata = {"name": name or generated_name("sandbox-"), "labels": dict(labels or {})}

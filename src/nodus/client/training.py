@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from nodus.client.blocking import blocking, blocking_class, blocking_iterator, blocking_question
 from nodus.client.client import Client, default_client
+from nodus.client.dollars import usd
 from nodus.client.handles import Run, started
 from nodus.client.http import new_key
 from nodus.client.outcomes import Plan
@@ -16,7 +17,7 @@ from nodus.client.outputs import Outputs
 from nodus.client.record import Record, as_record
 from nodus.client.resources import JsonObject
 from nodus.client.transport import pause
-from nodus.core.errors import Invalid, NodusError, NotFound
+from nodus.core.errors import NodusError, NotFound
 
 MAX_EXAMPLE_TRAIN_TASKS = 512
 PAGE = 500
@@ -275,26 +276,6 @@ class _Cursor:
                 # The last page has no token: it is read again next time, and `_seen` drops what was known.
                 return
             self._after = page["continue"]
-
-
-def usd(amount: float | str | None) -> str | None:
-    """Return dollars as the wire writes them: two places where they are exact, else up to six.
-
-    Raises:
-        Invalid: When the amount is no number above zero.
-    """
-    if amount is None:
-        return None
-    from decimal import Decimal, InvalidOperation
-
-    try:
-        value = Decimal(str(amount))
-    except InvalidOperation as error:
-        raise Invalid(f"max_cost is {amount!r}; give dollars, such as 2 or '2.50'") from error
-    if not value.is_finite() or value <= 0:
-        raise Invalid(f"max_cost is {amount}; give dollars above zero")
-    cents = value.quantize(Decimal("0.01"))
-    return str(cents) if cents == value else str(value.quantize(Decimal("0.000001")).normalize())
 
 
 def _document(spec: Mapping[str, Any], metadata: Mapping[str, Any], labels: Mapping[str, str] | None) -> JsonObject:

@@ -23,8 +23,9 @@ from typing import Any
 from nodus.client.blobs import upload_blob
 from nodus.client.blocking import blocking_function, is_blocking
 from nodus.client.client import Client, default_client
+from nodus.client.dollars import usd
 from nodus.client.handles import Environment
-from nodus.client.training import TrainingJob, usd
+from nodus.client.training import TrainingJob
 from nodus.core.errors import AlreadyExists, Invalid, NotFound
 from nodus.recipes.bundle import TASK_MODULE, Bundle, make_bundle
 from nodus.recipes.errors import RewardError

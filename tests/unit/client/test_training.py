@@ -11,8 +11,9 @@ import pytest
 
 import nodus
 from nodus import errors
+from nodus.client.dollars import usd
 from nodus.client.following import PlainDisplay, comparison_lines, sparkline
-from nodus.client.training import TrainingJob, usd
+from nodus.client.training import TrainingJob
 from tests.unit.client.fake_server import Asked, FakeServer, Reply
 
 RUNS = "/apis/nodus.dev/v1beta1/namespaces/default/trainingjobs"
@@ -255,13 +256,24 @@ def test_blocked_plan_is_not_started(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "text"), [(2, "2.00"), ("2.5", "2.50"), (0.125, "0.125"), (1e-6, "0.000001"), (None, None)]
+    ("amount", "text"),
+    [
+        (2, "2.00"),
+        ("2.5", "2.50"),
+        (0.125, "0.125"),
+        (1e-6, "0.000001"),
+        (None, None),
+        ("0.0000019", "0.0000019"),
+        (1e-9, "0.000000001"),
+        (0.1 + 0.2, "0.30"),
+        ("1e3", "1000.00"),
+    ],  # fmt: skip
 )
 def test_dollars_on_the_wire(amount: Any, text: str | None) -> None:
     assert usd(amount) == text
 
 
-@pytest.mark.parametrize("amount", [0, -1, "free", float("nan"), float("inf")])
+@pytest.mark.parametrize("amount", [0, -1, "free", float("nan"), float("inf"), 1e-10, True, 1e22])
 def test_dollars_that_are_none(amount: Any) -> None:
     with pytest.raises(errors.Invalid, match="max_cost"):
         usd(amount)
