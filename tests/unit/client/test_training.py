@@ -267,7 +267,7 @@ def test_blocked_plan_is_not_started(server: FakeServer) -> None:
         (1e-9, "0.000000001"),
         (0.1 + 0.2, "0.30"),
         ("1e3", "1000.00"),
-    ],  # fmt: skip
+    ],
 )
 def test_dollars_on_the_wire(amount: Any, text: str | None) -> None:
     assert usd(amount) == text
