@@ -2,7 +2,8 @@
 
 What git would ignore stays out (``.gitignore`` of the directory, of those below it and of those above it in the same
 repository), and so does what ``.nodusignore`` names, in the same syntax; it has the last word. Version control, caches
-of Python, virtual environments and the usual homes of keys are never packed, ``.env`` only when named by ``!.env``.
+of Python, virtual environments, the usual homes of keys, and a Nodus server's data directory and backups are never
+packed, ``.env`` only when named by ``!.env``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ IGNORE_FILES = (".gitignore", ".nodusignore")
 KEY_HOLDERS = (".nodus", ".ssh", ".gnupg", ".aws", ".netrc", ".git-credentials", ".pypirc")
 """Where clients keep keys: somebody who runs a command in their home directory doesn't mean to send these."""
 ALWAYS_LEFT_OUT = frozenset({".git", ".hg", ".svn", ".jj", "__pycache__", ".DS_Store", *KEY_HOLDERS})
+SERVER_MARKS = (("keys.json", "node"), ("nodus-backup",))
+"""Files that a server's data directory, and a backup of one, have in common: both hold the master keys."""
 LEFT_OUT_UNLESS_NAMED = frozenset({".env"})
 """Holds keys more often than not, but a program may need it: ``!.env`` in ``.nodusignore`` sends it."""
 _LISTED = 5
@@ -155,6 +158,11 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, Path]]:
     if not root.is_dir():
         yield root.name, root
         return
+    if _of_a_server(root):
+        raise NodusError(
+            f"{root} holds a Nodus server's keys: it is a data directory or a backup",
+            fix="Change into your project, or use --no-source for none.",
+        )
     yield from _below(root, root, _rules_above(root), archive)
 
 
@@ -184,6 +192,9 @@ def _below(root: Path, directory: Path, above: tuple[_Rules, ...], archive: Arch
         elif is_directory:
             if (path / "pyvenv.cfg").exists():
                 continue  # a virtual environment holds absolute paths of this machine
+            if _of_a_server(path):
+                archive.skipped.append(f"{name}: holds a Nodus server's keys")
+                continue
             yield name, path
             yield from _below(root, path, rules, archive)
             continue
@@ -191,6 +202,11 @@ def _below(root: Path, directory: Path, above: tuple[_Rules, ...], archive: Arch
             archive.skipped.append(f"{name}: neither a file nor a directory")
             continue
         yield name, path
+
+
+def _of_a_server(directory: Path) -> bool:
+    """Whether a directory is a server's data directory or a backup, whatever it is called."""
+    return any(all((directory / mark).is_file() for mark in marks) for marks in SERVER_MARKS)
 
 
 def _ignored(rules: tuple[_Rules, ...], path: Path, *, is_directory: bool) -> bool | None:

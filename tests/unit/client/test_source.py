@@ -133,3 +133,22 @@ def test_what_is_not_there_or_everything_is_refused(tmp_path: Path) -> None:
     for directory, words in ((tmp_path / "nope", "there is no"), (Path("/"), "the whole file system")):
         with pytest.raises(NodusError, match=words), packed(directory):
             pass
+
+
+@pytest.mark.parametrize("marks", source.SERVER_MARKS)
+def test_a_servers_keys_are_never_packed_whatever_the_directory_is_called(
+    tmp_path: Path, marks: tuple[str, ...]
+) -> None:
+    write(tmp_path, a="1", deep__srv__database="secret", **{".nodusignore": "!srv\n"})
+    for mark in marks:
+        (tmp_path / "deep" / "srv" / mark).write_text("")
+    assert names(tmp_path) == [".nodusignore", "a"]
+    with packed(tmp_path) as archive:
+        assert archive.skipped == ["deep/srv: holds a Nodus server's keys"]
+    with pytest.raises(NodusError, match="holds a Nodus server's keys"), packed(tmp_path / "deep" / "srv"):
+        pass
+
+
+def test_a_file_called_keys_alone_is_packed(tmp_path: Path) -> None:
+    write(tmp_path, **{"keys.json": "{}"})
+    assert names(tmp_path) == ["keys.json"]
