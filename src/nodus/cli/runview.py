@@ -97,14 +97,16 @@ class RunView:
             if self._began_s is None and status.get("startTime"):
                 self._start()  # it ran, so shortly that nobody saw it
             return
-        shown = f"{phase} {message}" if phase in ("Queued", "Recovering", "Suspended") and message else phase
+        # A pause is told once for each reason: its message may count, such as the bytes that are free.
+        told = status.get("reason") if phase == "Suspended" else message
+        shown = f"{phase} {told}" if phase in ("Queued", "Recovering", "Suspended") and told else phase
         if shown == self._shown or (phase == "Queued" and not message) or phase == "Provisioning":
             return
         self._shown = shown
         if phase == "Running":
             self._start()
         else:
-            say(f" {_mark('…', 'yellow')} {phase:<14} {message}".rstrip())
+            say(f" {_mark('…', 'yellow')} {phase:<14} {message}".rstrip(), *_fix(status))
 
     def _start(self) -> None:
         if self._began_s is None:
@@ -129,8 +131,7 @@ class RunView:
             return [f" {mark} {'Cancelled':<14} · {cost}"]
         lines = [f" {mark} {phase:<14} ({status.get('reason')}) after {_took(status)} · {cost} · {hint}"]
         lines += [f"   {status['message']}"] if status.get("message") else []
-        lines += [f"   fix: {status['fix']}"] if status.get("fix") else []
-        return lines
+        return [*lines, *_fix(status)]
 
 
 def interrupted(view: RunView) -> None:
@@ -174,6 +175,10 @@ def say(*lines: str) -> None:
 
 def _mark(sign: str, style: str) -> str:
     return paint(sign, style, sys.stderr)
+
+
+def _fix(status: Mapping[str, Any]) -> list[str]:
+    return [f"   fix: {status['fix']}"] if status.get("fix") else []
 
 
 def _phase(job: Mapping[str, Any]) -> str:
