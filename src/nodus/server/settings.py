@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +67,8 @@ class Settings(BaseModel):
         default=None, description="YAML file with prices, below the data directory; unset means that nothing costs."
     )
     funding_slice: str = Field(
-        default="10m", description="For how long money is held ahead of what runs, and it runs on without this server."
+        default="10m",
+        description="For how long money is held ahead of what runs, and it runs on without this server; 10s at least.",
     )
     starting_grant_usd: str = Field(
         default="25.00", description="Credits that a new organization gets, once; 0 gives none."
@@ -104,18 +106,27 @@ class Settings(BaseModel):
             raise ValueError(f"{text} is more than can be counted; {format_usd(MAX_NANOS)} is the most")
         return text
 
+    @field_validator("funding_slice")
+    @classmethod
+    def _check_slice(cls, text: str) -> str:
+        if parse_duration(text) < MIN_FUNDING_SLICE_S:
+            raise ValueError(f"{text} is too short to fund ahead; {MIN_FUNDING_SLICE_S:g}s is the least")
+        return text
+
+    @field_validator("low_disk", "storage_limit")
+    @classmethod
+    def _check_size(cls, text: str | None) -> str | None:
+        if text is not None:
+            quantity(text)
+        return text
+
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if parse_duration(self.funding_slice) < MIN_FUNDING_SLICE_S:
-            raise ValueError(f"{self.funding_slice} is no time to fund ahead; {MIN_FUNDING_SLICE_S:g}s is the least")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key go together; give both or neither")
         for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not path.is_file():
                 raise ValueError(f"{flag}: there is no file {path}")
-        quantity(self.low_disk)
-        if self.storage_limit is not None:
-            quantity(self.storage_limit)
         if self.public_url is not None and not _ORIGIN.fullmatch(self.public_url):
             raise ValueError(f"--public-url {self.public_url!r} is no origin; write it like https://nodus.example.com")
         if self.host not in LOOPBACK_HOSTS and self.tls_cert is None and not self.behind_proxy:
@@ -192,5 +203,8 @@ def _one_line(error: ValidationError) -> str:
     for item in error.errors():
         message = item["msg"].removeprefix("Value error, ")
         where = ".".join(str(p) for p in item["loc"])
+        if item["type"] == "extra_forbidden":
+            near = get_close_matches(where, Settings.model_fields, n=1)
+            message = "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
         parts.append(f"{where}: {message}" if where else message)
     return "; ".join(parts)

@@ -42,7 +42,12 @@ def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
         ({"tls_cert": "/c"}, "--tls-key"),
         ({"public_url": "nodus.example.com"}, "--public-url"),
         ({"public_url": "https://nodus.example.com/"}, "--public-url"),
-        ({"nonsense": 1}, "nonsense"),
+        ({"nonsense": 1}, "nonsense: there is no such setting"),
+        ({"fundingslice": "10m"}, "did you mean funding_slice?"),
+        ({"funding_slice": "1s"}, "funding_slice: 1s is too short"),
+        ({"funding_slice": "soon"}, "funding_slice: "),
+        ({"low_disk": "much"}, "low_disk: 'much'"),
+        ({"storage_limit": "much"}, "storage_limit: 'much'"),
     ],
 )
 def test_bad_settings_are_one_line(tmp_path: Path, flags: dict[str, object], words: str) -> None:
