@@ -20,6 +20,7 @@ from nodus.core.selectors import field_text
 from nodus.core.validity import moment_of
 
 _ROWS_AT_ONCE = 500
+_TYPES = ("Grant", "Capture", "Hold", "Release", "Cover")
 _GROUPS = "project, kind, object, meter, day, segment, offering, rank, member, label:KEY"
 
 
@@ -117,7 +118,13 @@ def usage(
 
 @click.command("transactions")
 @click.argument("name", required=False, metavar="[NAME]")
-@click.option("--type", "type_", metavar="TYPE", help="Only Grant, Capture, Hold, Release or Cover.")
+@click.option(
+    "--type",
+    "type_",
+    type=click.Choice(_TYPES, case_sensitive=False),
+    metavar="TYPE",
+    help="Only Grant, Capture, Hold, Release or Cover.",
+)
 @_options
 @connected()
 def transactions(

@@ -135,7 +135,7 @@ async def test_an_owner_grants_once_by_reference(api: Api) -> None:
     again = await api.ok("POST", f"{ACCOUNT}/grants", json=body)
     assert (again["status"]["availableUSD"], again["grant"]["added"]) == ("35.50", False)
     refused = await api.fails(409, "Conflict", "POST", f"{ACCOUNT}/grants", json=body | {"amountUSD": "11"})
-    assert "$10.50, not $11.00" in refused["message"]
+    assert refused["message"] == "the grant 'workshop' was $10.50, not $11.00"
     trail = await listed(api, f"{V1}/auditevents", fieldSelector="spec.object.kind=BillingAccount")
     assert [(item["spec"]["verb"], item["spec"]["object"]["subresource"]) for item in trail] == [("grant", "grants")]
     newest = (await listed(api, TRANSACTIONS))[0]

@@ -155,6 +155,15 @@ def test_a_repeated_hold_is_answered_even_when_nothing_is_left(funded: Store) ->
     assert funded.write_sync(ledger.hold, wanted("r", 5)).id == first.id
 
 
+@pytest.mark.parametrize(("period", "waits"), [("2026-11", True), ("", False)])
+def test_only_a_budget_with_periods_is_worth_waiting_for(period: str, waits: bool) -> None:
+    budget = Limit("Budget", "b-1", "team", cap=6 * NANO, period=period)
+    refused = limits.refusal(budget, 2 * NANO, 6 * NANO, NANO)
+    assert refused.fix is not None
+    assert refused.fix.endswith(": nodus edit budget/team.")
+    assert ("next period" in refused.fix) == waits
+
+
 def test_grants_add_up_and_are_given_once(funded: Store) -> None:
     assert funded.write_sync(ledger.grant, 10 * NANO, "start").granted == 10 * NANO
     assert funded.write_sync(ledger.grant, NANO, "more").granted == 11 * NANO

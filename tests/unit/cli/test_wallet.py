@@ -122,6 +122,8 @@ def test_transactions(run: Run, server: FakeServer) -> None:
         "2026-01-31T12:10:00Z   Capture   -$0.50   $24.50    job/train",
     ]
     assert server.asked[-1].query["fieldSelector"] == "type=Capture"
+    code, _, said = run("get", "transactions", "--type", "Refund")
+    assert (code, "'Refund' is not one of" in said) == (2, True)
     assert run("billing", "transactions", "-o", "csv")[1].splitlines()[1] == (
         '2026-01-31T12:10:00Z,Capture,-0.50,24.50,job/train,compute/local-cpu,"a, b"'
     )

@@ -100,7 +100,11 @@ def grant(conn: Connection, amount: int, reference: str, reason: str = "") -> Ba
     if before is not None:
         if before != amount:
             was, now = format_usd(before), format_usd(amount)
-            raise Conflict(f"the grant {reference!r} was ${was}, not ${now}", fix="Use another reference.")
+            name = reference.removeprefix("grant/")  # as the Owner who granted it wrote it
+            raise Conflict(
+                f"the grant {name!r} was ${was}, not ${now}",
+                fix="Use another reference (--idempotency-key) for another grant.",
+            )
         return balance(conn)
     checked(amount + (row.cap_nanos if row is not None else 0))
     books.grant(conn, amount, reference, reason)

@@ -231,9 +231,10 @@ def refusal(limit: Limit, amount: int, cap: int, left: int) -> Refusal:
         )
     details = {"budget": limit.name, "neededUSD": needed, "remainingUSD": rest}
     if limit.kind == "Budget":
+        later = ", or wait for its next period" if limit.period else ""
         return BudgetExceeded(
             f"this needs ${needed} and the Budget {limit.name!r} has ${rest} of ${format_usd(cap)} left",
-            fix=f"Raise its spec.limitUSD, or wait for its next period: nodus edit budget/{limit.name}.",
+            fix=f"Raise its spec.limitUSD{later}: nodus edit budget/{limit.name}.",
             details=details,
         )
     return BudgetExceeded(
