@@ -10,10 +10,12 @@ import pytest
 
 from nodus.core.clock import FakeClock
 from nodus.core.errors import Unavailable
-from nodus.core.kinds import ATTEMPT, ENVIRONMENT
+from nodus.core.kinds import ATTEMPT, ENVIRONMENT, JOB
 from nodus.core.money import NANO
 from nodus.server.billing import gradingbill
+from nodus.server.billing.funding import SECOND_US, Pace
 from nodus.server.billing.pricebook import PriceBook
+from nodus.server.controllers import funding, memberspec
 from nodus.server.store import Object, Store, ledger, objects
 from nodus.server.store.reconcile import verify
 from nodus.server.training.service import TrainingService
@@ -93,6 +95,7 @@ async def test_a_cap_that_is_reached_suspends_the_attempt_and_is_never_exceeded(
             await service.grade(run, "run-1", "Training", step, completions("train", 50))
     attempt = store.read_sync(objects.get, ATTEMPT, "default", "run-1")
     assert (attempt.spec["state"], attempt.spec["stopReason"]) == ("Stopped", "MaxCostReached")
+    assert attempt.spec["needsUSD"] == "10.00"
     found = cost(store, run)
     assert (found.held, found.total <= 10_050_000_000) == (0, True)
     assert store.read_sync(verify) == []
@@ -146,3 +149,17 @@ async def test_an_attempt_that_ended_leaves_no_hold_in_the_way_of_the_next(
     # Should it have been graded all the same, elsewhere, its verdicts stand.
     store.write_sync(gradingbill.settle, held.reference, [], PRICES)
     assert (cost(store, run).total, store.read_sync(verify)) == (0, [])
+
+
+def test_a_run_that_could_not_pay_for_grading_waits_until_it_can(store: Store) -> None:
+    spec = {"command": ["train"], "maxCostUSD": "5.00"}
+    labels = {memberspec.TRAINING_LABEL: "run"}
+    job = store.write_sync(objects.create, JOB, "default", "run", spec, labels=labels, status={"phase": "Suspended"})
+    stopped = {"job": "run", "epoch": 1, "state": "Stopped", "stopReason": "MaxCostReached", "needsUSD": "10.00"}
+    attempt = store.write_sync(objects.create, ATTEMPT, "default", "run-1", stopped, status={"phase": "Cancelled"})
+    store.write_sync(ledger.grant, 100 * NANO, "start")
+    terms = funding.Terms("test", Pace(10 * SECOND_US), PRICES.grading)
+    assert store.read_sync(funding.shortage, job, "node", terms) is None
+    # Else it would be started again and again, and pay for each start, though none gets to be graded.
+    short = store.read_sync(funding.shortage, job, "node", terms, [attempt])
+    assert short is not None and "needs $10.00 and has $5.00" in short["message"]

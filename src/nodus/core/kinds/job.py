@@ -268,6 +268,8 @@ class AttemptSpec(Model):
     """The checkpoint that it goes on from: ``attempt`` and ``seq``."""
     stop_reason: str | None = None
     """Why it is to stop: Cancelled, Suspended, DeadlineExceeded; of a Sandbox's: Stopped, Idle, MaxLifetime."""
+    needs_usd: USD | None = Field(default=None, alias="needsUSD")
+    """What it could not pay for, in dollars, where it stops for that: the next try waits for as much."""
 
 
 class AttemptStatus(Model):

@@ -5,6 +5,7 @@ Read by the Attempt controller with everything else it decides about; when and h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -292,12 +293,23 @@ def left_over(conn: Connection) -> list[str]:
     )
 
 
-def shortage(conn: Connection, owner: Object, node: str, terms: Terms) -> dict[str, str] | None:
-    """Return reason, message and fix why a further attempt of a run would not be funded now, or None when it would."""
+def shortage(
+    conn: Connection, owner: Object, node: str, terms: Terms, stopped: Iterable[Object] = ()
+) -> dict[str, str] | None:
+    """Return reason, message and fix why a further attempt of a run would not be funded now, or None when it would.
+
+    Args:
+        conn: a transaction.
+        owner: The Job.
+        node: This host's id.
+        terms: This server's.
+        stopped: Its attempts that were stopped for want of money; what the grading of one needed it will need again.
+    """
     place = _place(conn, owner, node)
     least = funding.opening(place.rate, terms.pace).least if place is not None and place.rate else 0
     if memberspec.TRAINING_LABEL in owner.labels and terms.grading:
-        least += funding.opening(terms.grading, terms.pace).least
+        needed = (parse_usd(attempt.spec.get("needsUSD") or "0") for attempt in stopped)
+        least += max([funding.opening(terms.grading, terms.pace).least, *needed])
     refusal = ledger.would_refuse(conn, least, limits_for(conn, owner)) if least else None
     return None if refusal is None else told(refusal)
 

@@ -26,7 +26,6 @@ from nodus.core.clock import Clock, parse_rfc3339, rfc3339
 from nodus.core.durations import parse_duration
 from nodus.core.errors import NodusError, Unsupported
 from nodus.core.kinds import ATTEMPT, JOB, VOLUME, Kind
-from nodus.server.billing.refusals import UNFUNDED
 from nodus.server.compute.local import images
 from nodus.server.controllers import funding, givingup, jobslots, jobstatus, memberspec, stopping
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
@@ -162,9 +161,10 @@ class JobController(BaseController):
         ctx = Context(
             obj, tuple(attempts), self._node, image, _revisions(conn, obj), cost=cost, low_disk=self._low_disk()
         )
-        if not any(slot.reason in UNFUNDED for slot in ctx.slots if not slot.live):
+        stopped = [slot.last for slot in ctx.slots if slot.last is not None and slot.unfunded]
+        if not stopped:
             return ctx
-        return dataclasses.replace(ctx, short=funding.shortage(conn, obj, self._node, self._terms))
+        return dataclasses.replace(ctx, short=funding.shortage(conn, obj, self._node, self._terms, stopped))
 
     def decide(self, ctx: Context, now: datetime) -> Outcome:
         """Start, follow, retry or end."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodus.core.clock import parse_rfc3339
 from nodus.core.kinds import ATTEMPT
+from nodus.server.billing.refusals import UNFUNDED
 from nodus.server.controllers import stopping
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class Slot:
     def stopped(self) -> bool:
         """Whether it was stopped by somebody who did not ask the Job."""
         return self.phase == "Cancelled" and self.reason not in _PAUSED
+
+    @property
+    def unfunded(self) -> bool:
+        """Whether it was stopped for want of money."""
+        return not self.live and self.reason in UNFUNDED
 
     @property
     def next_epoch(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.errors import BudgetExceeded, Cause, GraderFailed, InsufficientCredits, Invalid, Unavailable
+from nodus.core.errors import BudgetExceeded, Cause, GraderFailed, InsufficientCredits, Invalid, NodusError, Unavailable
 from nodus.core.kinds import ATTEMPT
 from nodus.server.billing import gradingbill
 from nodus.server.billing.pricebook import PriceBook, read_price_book
@@ -144,7 +144,7 @@ class TrainingService:
         try:
             return await self._store.write(gradingbill.hold, obj, attempt, keys, timeout_s, self._prices)
         except (InsufficientCredits, BudgetExceeded) as refusal:
-            await self._store.write(_suspend, obj, attempt, reason_of(refusal))
+            await self._store.write(_suspend, obj, attempt, refusal)
             message = f"the run is being suspended: {refusal.message}"
             raise Unavailable(message, fix="It goes on when there is money again.", retry_after_s=5.0) from refusal
 
@@ -252,12 +252,12 @@ def matches(metadata: Mapping[str, Any], task_filter: Mapping[str, Any]) -> bool
     return True
 
 
-def _suspend(conn: Connection, obj: Object, attempt: str, reason: str) -> None:
+def _suspend(conn: Connection, obj: Object, attempt: str, refusal: NodusError) -> None:
     """Have the attempt stopped that has no money to be graded with; its Job goes on when there is."""
     found = objects.find(conn, ATTEMPT, obj.project, attempt)
-    update = stopping.stop(found, reason) if found is not None else None
+    update = stopping.stop(found, reason_of(refusal)) if found is not None else None
     if update is not None:
-        objects.update(conn, update.obj, spec=update.spec)
+        objects.update(conn, update.obj, spec={**(update.spec or {}), "needsUSD": refusal.details["neededUSD"]})
 
 
 def _found(conn: Connection, obj: Object, name: str) -> FoundEnvironment:
