@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -187,6 +188,9 @@ def test_a_sandbox_stops_at_its_cap_and_starts_again_when_that_is_raised(server:
     box = is_in(nodus, "sandbox/box", "Stopped")
     assert (box["status"]["stopReason"], box["status"]["cost"]["limitUSD"]) == ("MaxCostReached", "0.40")
     assert Decimal(0) < cost_of(box) <= Decimal("0.40")
+    left = re.search(r"has \$([0-9.]+) of its cap", box["status"]["message"])  # as it is after the last charge
+    assert left is not None
+    assert Decimal(left[1]) == Decimal("0.40") - cost_of(box)
     nodus("patch", "sandbox/box", "-p", '{"spec":{"maxCostUSD":"5.00"}}')
     nodus("start", "sandbox/box")
     nodus("wait", "sandbox/box", "--for=jsonpath={.status.phase}=Running", "--timeout=30s")

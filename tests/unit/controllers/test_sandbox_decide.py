@@ -294,3 +294,11 @@ def test_oldest_processes_are_forgotten_and_then_deleted(decide: Decide, process
     result = ActionResult(first.action.key, "forget", first.action.args)
     then = decide(attempt=attempt_status("Running"), processes=ended, result=result)
     assert [obj.name for obj in then.delete] == ["sb-dev-1", "sb-dev-2"]
+
+
+def test_a_stop_for_want_of_money_says_what_a_start_needs_by_the_books(decide: Decide) -> None:
+    ended = attempt_status("Cancelled", reason="MaxCostReached", message="it lacked this to go on", fix="Old.")
+    short = {"reason": "MaxCostReached", "message": "this is left", "fix": "Raise it."}
+    for given, told in ((short, ("this is left", "Raise it.")), (None, ("it lacked this to go on", "Old."))):
+        status = decide(None, {"phase": "Running"}, attempt=ended, short=given).status or {}
+        assert (status["stopReason"], status["message"], status["fix"]) == ("MaxCostReached", *told)

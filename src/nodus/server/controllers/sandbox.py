@@ -14,7 +14,7 @@ stand is read from the backend on every pass, as for attempts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,9 @@ from nodus.server.billing import costs
 from nodus.server.billing.refusals import UNFUNDED
 from nodus.server.compute.local import images
 from nodus.server.compute.processes import Activity
-from nodus.server.controllers import givingup, sandboxmember, sandboxprocesses, stopping
+from nodus.server.controllers import funding, givingup, sandboxmember, sandboxprocesses, stopping
 from nodus.server.controllers.attempt import QUEUED_ANNOTATION
+from nodus.server.controllers.funding import FREE_TERMS, Terms
 from nodus.server.controllers.runtime import (
     NOTHING,
     Action,
@@ -82,6 +83,8 @@ class Context:
     """How little room the disk has, where that is too little for runs."""
     cost: ledger.Cost = NO_COST
     """What the books say of it."""
+    short: dict[str, str] | None = None
+    """Reason, message and fix why its start would not be funded, where its newest attempt ended for want of money."""
     result: ActionResult | None = None
 
     @property
@@ -125,13 +128,21 @@ class SandboxController(BaseController):
         node: This host's id; new attempts run on it, and those of others are left alone.
         backend: Where they run.
         low_disk: Says how little room the disk has, where that is too little for runs.
+        terms: On what terms this server runs what costs something.
     """
 
     kind = SANDBOX
     watches: tuple[Kind, ...] = (ATTEMPT, PROCESS)
 
-    def __init__(self, node: str, backend: LocalBackend, low_disk: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        node: str,
+        backend: LocalBackend,
+        low_disk: Callable[[], str | None] = lambda: None,
+        terms: Terms = FREE_TERMS,
+    ) -> None:
         self._low_disk = low_disk
+        self._terms = terms
         self._node = node
         self._backend = backend
         self._memory = _Memory()
@@ -163,6 +174,8 @@ class SandboxController(BaseController):
         ctx = Context(obj, tuple(attempts), known, self._node, image=image, cost=cost, low_disk=self._low_disk())
         if ctx.live is not None and ctx.live.status.get("phase") == "Running":
             ctx = replace(ctx, activity=self._backend.processes.read_activity(ctx.live.uid))
+        if ctx.live is None and ctx.last is not None and ctx.last.status.get("reason") in UNFUNDED:
+            ctx = replace(ctx, short=funding.shortage(conn, obj, self._node, self._terms))
         return ctx
 
     def _state(self, process: Object) -> Any:
@@ -338,8 +351,9 @@ def _decide_down(ctx: Context, now: datetime) -> Outcome:
     if last.status.get("phase") == "Lost":
         return _recover(ctx, last, now)
     if last.status.get("phase") == "Cancelled" and ended in UNFUNDED:
-        told_why = {name: last.status.get(name) for name in ("message", "fix")}
-        return _settle(ctx, now, "Stopped", ended, **told_why)
+        # The attempt says what it lacked to go on; after its last charge the books say what a start needs.
+        why: Mapping[str, Any] = ctx.short or last.status
+        return _settle(ctx, now, "Stopped", ended, message=why.get("message"), fix=why.get("fix"))
     if ended in _STOPS:
         return _settle(ctx, now, "Stopped", ended)
     code = last.status.get("exitCode")

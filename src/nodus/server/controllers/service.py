@@ -82,7 +82,7 @@ async def running(services: Services, others: Sequence[Controller[Any]] = ()) ->
     jobs = JobController(
         node, backend, services.clock, services.store, lookups, GitSources(services), terms, services.low_disk
     )
-    sandboxes = SandboxController(node, backend, services.low_disk)
+    sandboxes = SandboxController(node, backend, services.low_disk, terms)
     controllers: list[Controller[Any]] = [jobs, attempts, sandboxes, *others]
     manager = Manager(services.store, controllers, owner=node, clock=services.clock)
     services.manager = manager
