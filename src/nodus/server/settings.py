@@ -68,7 +68,8 @@ class Settings(BaseModel):
     )
     funding_slice: str = Field(
         default="10m",
-        description="For how long money is held ahead of what runs, and it runs on without this server; 10s at least.",
+        description="For how long money is held ahead of what runs, and it runs on without this server; 10s at least. "
+        "A tenth is kept for a run's stop, which takes up to a minute: what that costs beyond it, nobody is charged.",
     )
     starting_grant_usd: str = Field(
         default="25.00", description="Credits that a new organization gets, once; 0 gives none."
