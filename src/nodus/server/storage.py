@@ -84,18 +84,19 @@ class Storage:
         Raises:
             QuotaExceeded: naming the limit (``quota`` is storage), or that the disk is almost full (disk).
         """
+        more = f"{more_bytes} bytes more" if more_bytes else "anything more"
         free = shutil.disk_usage(self._data_dir).free
         if free - more_bytes < RESERVE_BYTES:
             raise QuotaExceeded(
                 f"the server's disk has {size_text(free)}B free, and {size_text(RESERVE_BYTES)}B are kept for runs: "
-                f"{more_bytes} bytes more don't fit",
+                f"there is no room for {more}",
                 fix=_FIX,
                 details={"quota": "disk", "freeBytes": free, "bytes": more_bytes},
             )
         if self.limit_bytes is not None and not self._fits(more_bytes):
             details = {"limitBytes": self.limit_bytes, "usedBytes": self.used_bytes, "bytes": more_bytes}
             raise QuotaExceeded(
-                f"{more_bytes} bytes more would be more than this server stores: it has {self.used_bytes} bytes "
+                f"{more} would be more than this server stores: it has {self.used_bytes} bytes "
                 f"({size_text(self.used_bytes)}B), and its storage_limit is {size_text(self.limit_bytes)}B",
                 fix=_FIX,
                 details={"quota": "storage", **details},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodus.core.clock import FakeClock
+from nodus.core.errors import QuotaExceeded
 from nodus.server import retention, storage
 from nodus.server.services import Services
 from nodus.server.settings import Settings, SettingsError
@@ -101,3 +102,9 @@ async def test_a_disk_that_is_almost_full_refuses_too(api: Api, monkeypatch: pyt
 def test_a_limit_that_is_none_stops_the_server(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="'much' is not a quantity"):
         Settings.load({"data_dir": tmp_path, "storage_limit": "much"}, {})
+
+
+def test_what_comes_in_an_unknown_amount_is_called_so(services: Services) -> None:
+    services.storage.used_bytes = 2048
+    with pytest.raises(QuotaExceeded, match="anything more would be more than this server stores: it has 2048 bytes"):
+        services.storage.check(0)
