@@ -2,7 +2,8 @@
 
 Two figures, against the floor of 400 a second on two cores: through the isolated pool alone, and the whole way that a
 trainer's completions take: attempt socket, supervisor's proxy, HTTP, authentication, recorded verdicts (SQLite,
-synchronous=FULL), pool. The server is a process of its own; the pool has as many graders as there are cores.
+synchronous=FULL), pool. A third, against 25 a second: a reward that has each completion's code run in the code sandbox,
+ten calls each. The server is a process of its own; the pool has as many graders as there are cores.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ ROUNDS = 5
 COMPLETIONS = 1024
 TASKS = 256
 POOL = Figure(name="grading-pool", unit="completions/s", goal=1.0, better="higher")
+CODE_FLOOR = 25.0
+CODE = Figure(name="grading-code", unit="completions/s", goal=1.0, better="higher")
 SOCKET = Figure(name="grading-socket", unit="completions/s", goal=1.0, better="higher")
 REWARD = f"""
 def tasks(split):
@@ -40,24 +43,35 @@ def reward(completion, answer):
     return float(completion == answer)
 """
 
+CODE_REWARD = f"""
+from nodus.grader.code import run_code
 
-def bundle() -> bytes:
-    """Return the environment's bundle."""
+def tasks(split):
+    return [(f"{{split}} {{n}}", n) for n in range({TASKS})]
+
+def reward(completion, answer):
+    outcome = run_code(completion, "f", [[n] for n in range(10)])
+    return float([call.value for call in outcome.calls] == [n + answer for n in range(10)])
+"""
+
+
+def bundle(reward: str = REWARD) -> bytes:
+    """Return an environment's bundle."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         member = tarfile.TarInfo("nodus_task.py")
-        member.size = len(REWARD)
-        archive.addfile(member, io.BytesIO(REWARD.encode()))
+        member.size = len(reward)
+        archive.addfile(member, io.BytesIO(reward.encode()))
     return buffer.getvalue()
 
 
-async def pool(folder: Path) -> list[float]:
+async def pool(folder: Path, reward: str, completion: Callable[[int], str], completions: int) -> list[float]:
     """Return completions a second through the pool, once a round."""
     from nodus.server.compute.local.graders import LocalGraders
     from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests
 
-    digest = hashlib.sha256(bundle()).hexdigest()
-    (folder / digest).write_bytes(bundle())
+    digest = hashlib.sha256(bundle(reward)).hexdigest()
+    (folder / digest).write_bytes(bundle(reward))
     library = EnvironmentLibrary(folder / "unpacked", lambda _: folder / digest)
     service = GradingService(library, MemoryManifests(), LocalGraders())
     spec = {"version": "1.0.0", "package": {"source": {"blob": f"sha256:{digest}", "module": "nodus_task"}}}
@@ -66,10 +80,10 @@ async def pool(folder: Path) -> list[float]:
         environment = await service.resolve("trivial", spec)
         tasks = (await service.tasks(environment, "train", 0)).tasks
         for _ in range(ROUNDS + 1):
-            items = [Completion(tasks[n % TASKS].task_id, n, str(n)) for n in range(COMPLETIONS)]
+            items = [Completion(tasks[n % TASKS].task_id, n, completion(n)) for n in range(completions)]
             begun = time.perf_counter()
             verdicts = await service.grade("bench", environment, items)
-            rates.append(COMPLETIONS / (time.perf_counter() - begun))
+            rates.append(completions / (time.perf_counter() - begun))
             assert {verdict.outcome for verdict in verdicts} <= {"Passed", "Failed"}
     finally:
         await service.close()
@@ -162,7 +176,10 @@ def main() -> int:
         asyncio.run(serve(Path(sys.argv[2])))
         return 0
     with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
-        report(POOL, asyncio.run(pool(Path(folder))), [FLOOR])
+        report(POOL, asyncio.run(pool(Path(folder), REWARD, str, COMPLETIONS)), [FLOOR])
+    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
+        code: Callable[[int], str] = "def f(x):\n    return x + {}".format
+        report(CODE, asyncio.run(pool(Path(folder), CODE_REWARD, code, TASKS)), [CODE_FLOOR])
     with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
         report(SOCKET, through_socket(Path(folder)), [FLOOR])
     return 0

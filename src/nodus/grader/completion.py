@@ -143,9 +143,14 @@ class Scorer:
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(int(task.id[:8], 16))
         try:
-            return classify(self._reward(completion, task.answer))
+            result = classify(self._reward(completion, task.answer))
         except BaseException as error:  # noqa: BLE001 - a reward may raise anything, also SystemExit
-            return failure(f"reward raised {type(error).__name__}: {error}"[:500], outside_trace(error, 2000))
+            result = failure(f"reward raised {type(error).__name__}: {error}"[:500], outside_trace(error, 2000))
+            if lost := getattr(error, "sandbox_lost", None):
+                result["lost"] = str(lost)
+        if (code := sys.modules.get("nodus.grader.code")) is not None and (facts := code.evidence()):
+            result["code"] = facts
+        return result
 
     def _confine(self) -> None:
         for descriptor in self._private_fds:

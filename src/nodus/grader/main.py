@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--name", default=os.environ.get("NODUS_ENVIRONMENT", "environment"))
     root.add_argument("--version", default=os.environ.get("NODUS_ENVIRONMENT_VERSION", "0.0.0"))
     root.add_argument("--output-fd", type=int, help="descriptor for results; standard output when absent")
+    root.add_argument("--code-fd", type=int, help="control socket of the sandbox that runs code of completions")
     root.add_argument("--lifeline-fd", type=int, help="descriptor of a pipe; when its last writer is gone, so are we")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="print what the environment is, as JSON")
@@ -80,6 +81,10 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         return 0
     environment = load(options.loader, paths, options.name, options.version)
     if options.command == "grade":
+        if options.code_fd is not None:
+            from nodus.grader import code  # late: only environments that run code need sockets, in every fork
+
+            code.use(options.code_fd, options.timeout)
         imports.preload(paths)
         return serve(environment, output, timeout_s=options.timeout, lifeline_fd=options.lifeline_fd)
     if options.command == "tasks":

@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,10 @@ DEFAULT_TIMEOUT_S = 10.0
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 EXIT_REPLACE_ME = 75
 """Exit code of a worker that could not clean up after a completion: nothing failed, but start another one."""
+EXIT_NO_CODE_SANDBOX = 76
+"""Exit code of a worker whose code sandbox was gone when a completion needed it."""
+EXIT_CODE_ENDED_SANDBOX = 77
+"""Exit code of a worker whose code sandbox ended while it ran a completion's code."""
 
 
 class Output:
@@ -76,10 +81,18 @@ def serve(environment: Environment, output: Output, *, timeout_s: float, lifelin
     if output.private:
         output.line({"ready": True, "tasks": len(tasks)})
     for request in _requests(output.requests):
-        output.line(_grade(scorer, tasks, request))
-        if not _clean_up():
+        verdict = _grade(scorer, tasks, request)
+        if lost := verdict.get("lost"):
+            return EXIT_CODE_ENDED_SANDBOX if lost == "running" else EXIT_NO_CODE_SANDBOX
+        output.line(verdict)
+        if not _clean_up() or _code_sandbox_gone():
             return EXIT_REPLACE_ME
     return 0
+
+
+def _code_sandbox_gone() -> bool:
+    code = sys.modules.get("nodus.grader.code")
+    return code is not None and bool(code.sandbox_gone())
 
 
 def _requests(descriptor: int) -> Iterator[dict[str, Any]]:
@@ -103,6 +116,8 @@ def _grade(scorer: Scorer, tasks: dict[str, Task], request: dict[str, Any]) -> d
         result, evidence = scorer.score(task, completion)
     if "traceback" in result:
         evidence["traceback"] = result.pop("traceback")
+    if "code" in result:
+        evidence["code"] = result.pop("code")
     verdict: dict[str, Any] = {key: request[key] for key in ("id", "taskId") if key in request}
     return {**verdict, **result, "evidence": evidence}
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from nodus.grader.catalog import arithmetic, graph_coloring, gsm8k, letter_counting_legacy, reasoning_gym
+from nodus.grader.catalog import (
+    arithmetic,
+    graph_coloring,
+    gsm8k,
+    letter_counting_legacy,
+    python_functions,
+    reasoning_gym,
+)
+from nodus.grader.codebox.plain import loads
 from nodus.grader.loading import Environment
 from nodus.grader.tasks import build_split, canonical_prompt, ordered, without_shared
 from nodus.server.catalog import read_catalog
@@ -25,6 +33,7 @@ RELEASED = {
     "gsm8k": ("1.0.0", "b22830a0a94aad08"),
     "letter-counting-legacy-eval": ("1.0.0", "a1282d6cdf817672"),
     "letter-counting-legacy-rl": ("1.0.0", "90a5f7efb94b3363"),
+    "python-functions": ("1.0.0", "64cf71ce9da43506"),
     "reasoning-gym": ("1.0.0", "c553d13d28467d0e"),
 }
 
@@ -63,7 +72,7 @@ def test_tasks_and_their_order_are_those_of_the_release(name: str) -> None:
 def test_metadata_gives_no_answer_away(name: str) -> None:
     module = loaded(name)
     for task in build_split(name, "1.0.0", "test", module.tasks("test"))[:50]:
-        assert set(task.metadata) <= {"family", "vertices", "edges", "row"}
+        assert set(task.metadata) <= {"family", "vertices", "edges", "row", "source", "function"}
 
 
 def test_arithmetic_is_every_pair_from_2_to_20_once() -> None:
@@ -269,3 +278,58 @@ def test_legacy_letter_counting_examples_have_every_number_of_the_guide() -> Non
         "precision": "bf16",
         "gradientCheckpointing": True,
     }
+
+
+def _double() -> dict[str, Any]:
+    prompt = 'import math\n\ndef helper(x): return x\n\ndef double(x):\n    """Return 2 x."""\n'
+    return {"prompt": prompt, "function": "double"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "program"),
+    [
+        ("I don't know.", None),
+        ("", None),
+        ("   \n", None),
+        ("```\n```", None),
+        ("```json\n{}\n```", None),
+        ("```python\ndef double(x): return 2\n```", "BEFORE def double(x): return 2\n"),
+        (
+            "```py\ndef double(x): return 1\n```\nbetter:\n```\ndef double(x): return 2",
+            "BEFORE def double(x): return 2",
+        ),
+        (
+            "```python\ndef double(x): return 2\n```\n```python\nprint(double(1))\n```",
+            "BEFORE def double(x): return 2\n",
+        ),
+        ("```python\ndouble = lambda x: 2\n```", "BEFORE double = lambda x: 2\n"),
+        ("def double(x): return 2", "BEFORE def double(x): return 2"),
+        ("\n    return 2 * x", "PROMPT     return 2 * x"),
+        ("```python\n    return 2 * x\n```", "PROMPT     return 2 * x\n"),
+        ("```python\nx = 1\n```", "BEFORE x = 1\n"),
+    ],
+)
+def test_python_functions_takes_the_code_of_a_reply(reply: str, program: str | None) -> None:
+    answer = _double()
+    before = answer["prompt"].partition("def double")[0]
+    expected = program and program.replace("BEFORE ", before).replace("PROMPT ", answer["prompt"])
+    assert python_functions.program(reply, answer) == expected
+
+
+def test_python_functions_has_all_of_humaneval_and_publishes_no_expected_result() -> None:
+    tasks = [*python_functions.tasks("train"), *python_functions.tasks("test")]
+    sources = {task["metadata"]["source"] for task in tasks}
+    assert {f"HumanEval/{number}" for number in range(164)} < sources and len(sources) == 180
+    for task in tasks:
+        assert len(loads(task["answer"]["calls"])) == len(loads(task["answer"]["expected"])) > 0
+        assert task["answer"]["expected"] not in task["prompt"]
+
+
+HOSTILE = ["```" + " " * 200_000, "```\n" * 50_000, "``` " * 50_000, "double" + " " * 200_000, "`" * 200_000]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_python_functions_reads_a_hostile_reply_in_no_time(text: str) -> None:
+    begun = time.process_time()
+    python_functions.program(text, _double())
+    assert time.process_time() - begun < 1.0

@@ -29,6 +29,7 @@ class GraderSpec:
         unsafe: Run it without isolation; the operator asked for that.
         python: Version of the Python that runs it, such as ``3.12``, one that ``GraderHost.python`` found; None for the
             host's own.
+        code: Give it a second sandbox, of another user and without its files, that runs code of completions.
     """
 
     directory: Path | None
@@ -37,6 +38,7 @@ class GraderSpec:
     beside: str | None = None
     unsafe: bool = False
     python: str | None = None
+    code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

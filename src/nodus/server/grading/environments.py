@@ -40,6 +40,7 @@ _BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 BUNDLE_FILES = 5000
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MEMORY_BYTES = 1024 * MIB
+_CODE_MODULE = b"nodus.grader.code"
 _CATALOG_PACKAGE = "nodus.grader.catalog"
 _CATALOG = Path(__file__).resolve().parents[2] / "grader" / "catalog"
 
@@ -58,6 +59,7 @@ class ResolvedEnvironment:
         timeout_s: Wall limit of one completion.
         memory_bytes: Memory limit of a grader.
         python: Version of the Python that its compiled modules need, such as ``3.12``; None for the graders' own.
+        runs_code: Whether its sources import what runs code of completions, so that its graders need a code sandbox.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ResolvedEnvironment:
     timeout_s: float = DEFAULT_TIMEOUT_S
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     python: str | None = None
+    runs_code: bool = False
 
 
 def catalog_status(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +107,7 @@ class EnvironmentLibrary:
             Unsupported: For a packaging that is not built yet.
             BadBundle: When the bundle cannot be unpacked.
         """
-        package = spec["package"]
+        package, module = spec["package"], ""
         if package.get("catalog"):
             module = str(package["catalog"]["module"])
             directory, loader = None, f"{_CATALOG_PACKAGE}.{module.removeprefix(_CATALOG_PACKAGE + '.')}"
@@ -141,6 +144,7 @@ class EnvironmentLibrary:
             exact_match=_exact_match(graders),
             timeout_s=parse_duration(limits["timeout"]) if limits.get("timeout") else DEFAULT_TIMEOUT_S,
             memory_bytes=int(quantity(limits["memory"])) if limits.get("memory") else DEFAULT_MEMORY_BYTES,
+            runs_code=_runs_code(directory or _catalog_place(module)),
         )
 
     def unpack(self, blob: str) -> Path:
@@ -241,12 +245,24 @@ def _place(member: tarfile.TarInfo, target: Path) -> Path:
 
 def _catalog_sources(module: str) -> dict[str, str]:
     """Return the digest of each file that a catalog environment is made of: its sources and its data."""
-    place = _CATALOG / module
+    place = _catalog_place(module)
     if not place.is_dir():
-        files = [place.with_suffix(".py")]
+        files = [place]
     else:
         files = sorted(path for path in place.rglob("*") if path.suffix in (".py", ".jsonl"))
     return {str(file.relative_to(_CATALOG)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _catalog_place(module: str) -> Path:
+    """Return the directory or the file of an environment of the catalog."""
+    place = _CATALOG / module.removeprefix(_CATALOG_PACKAGE + ".")
+    return place if place.is_dir() else place.with_suffix(".py")
+
+
+def _runs_code(place: Path) -> bool:
+    """Say whether sources mention the module that runs code; one that does so in vain gets a sandbox it never uses."""
+    files = place.rglob("*.py") if place.is_dir() else [place]
+    return any(_CODE_MODULE in file.read_bytes() for file in files)
 
 
 def _exact_match(graders: Sequence[Mapping[str, Any]]) -> str | None:

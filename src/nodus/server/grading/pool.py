@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from nodus.core.clock import Clock
 from nodus.core.errors import Unavailable
 from nodus.server.grading.runner import Runners
-from nodus.server.grading.verdicts import Completion, Evidence, Verdict, failed, from_line
+from nodus.server.grading.verdicts import Completion, Evidence, Verdict, ended_sandbox, failed, from_line
 from nodus.server.grading.worker import IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
 
 log = logging.getLogger(__name__)
@@ -248,7 +248,8 @@ class GraderPool:
             if job.tries < MAX_TRIES:
                 again.append(job)
             else:
-                self._finish(job, failed(job.item, str(death), death.evidence))
+                verdict = ended_sandbox if death.by_code else failed
+                self._finish(job, verdict(job.item, str(death), death.evidence))
         for job in others:
             job.tries -= 1
         self._ask_again([*again, *others])

@@ -63,8 +63,9 @@ class Runners:
         """
         arguments, memory_bytes = self.arguments(command), self.environment.memory_bytes
         what = self.environment
+        code = what.runs_code and command[0] == "grade"
         return self.host.start(
-            GraderSpec(what.directory, arguments, memory_bytes, beside, self.unsafe, python=what.python)
+            GraderSpec(what.directory, arguments, memory_bytes, beside, self.unsafe, python=what.python, code=code)
         )
 
 

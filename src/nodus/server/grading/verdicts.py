@@ -23,6 +23,7 @@ OUTCOMES: dict[str, Outcome] = {
     "InfrastructureFailure": "Error",
 }
 _REASON_CHARS = 2000
+_CODE_CHARS = 300
 MAX_REWARD = 1e9
 """Of either sign. Means and deviations of larger ones overflow in a trainer's 32 bits, and in a summary's decimals."""
 
@@ -121,6 +122,11 @@ def failed(item: Completion, reason: str, evidence: Evidence, **more: Any) -> Ve
     return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, storable(reason, _REASON_CHARS), record)
 
 
+def ended_sandbox(item: Completion, reason: str, evidence: Evidence) -> Verdict:
+    """Return the verdict of a completion whose code ended its sandbox, in each that it was given: wrong, no failure."""
+    return Verdict(item.task_id, item.sample, "Incorrect", 0.0, storable(reason, _REASON_CHARS), evidence.to_wire())
+
+
 def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | None:
     """Return the verdict of a runner's line; None when the line is none for this completion.
 
@@ -140,7 +146,7 @@ def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | No
         return None
     reported = line.get("evidence")
     record = {**evidence.to_wire(), **_child_facts(reported if isinstance(reported, Mapping) else {})}
-    reason = storable(line["reason"], _REASON_CHARS) if line.get("reason") else None
+    reason = storable(line["reason"], _REASON_CHARS) if line.get("reason") else _code_reason(verdict, record)
     if verdict == "InfrastructureFailure":
         if evidence.oom:
             reason = f"out of memory: {reason}"
@@ -168,4 +174,30 @@ def _child_facts(reported: Mapping[str, Any]) -> dict[str, Any]:
         facts["timedOut"] = True
     if isinstance(reported.get("traceback"), str):
         facts["traceback"] = storable(reported["traceback"], _REASON_CHARS)
+    if isinstance(reported.get("code"), Mapping):
+        facts["code"] = _code_facts(reported["code"])
     return facts
+
+
+def _code_facts(reported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the code sandbox saw of the process that ran a completion's code."""
+    facts: dict[str, Any] = {}
+    for name in ("fault", "note", "signal", "outputSHA256"):
+        if isinstance(reported.get(name), str):
+            facts[name] = storable(reported[name], _CODE_CHARS)
+    for name in ("exitCode", "ms", "peakMemoryBytes", "runs"):
+        value = reported.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            facts[name] = value
+    if reported.get("timedOut") is True:
+        facts["timedOut"] = True
+    return facts
+
+
+def _code_reason(verdict: str, record: Mapping[str, Any]) -> str | None:
+    """Return why a completion's code was wrong, of a verdict that says no reason itself."""
+    code = record.get("code") or {}
+    reason = code.get("fault") or code.get("note")
+    if reason is None or verdict == "Correct":
+        return None
+    return f"out of memory: {reason}" if record.get("oom") else str(reason)

@@ -23,6 +23,7 @@ ANSWER_GRACE_S = 5.0
 """How much later than the runner's own limit the host gives up on a grader."""
 _LINE_BYTES = 1 << 20
 _REPLACE_ME = 75  # the runner's EXIT_REPLACE_ME
+_NO_CODE_SANDBOX, _CODE_ENDED_SANDBOX = 76, 77  # likewise
 
 
 class StartFailed(Exception):
@@ -47,12 +48,14 @@ class GraderDied(Exception):
     Attributes:
         evidence: What the host saw.
         blameless: Whether it asked to be replaced, so that no completion is to blame.
+        by_code: Whether its code sandbox ended while it ran a completion's code.
     """
 
-    def __init__(self, message: str, evidence: Evidence, blameless: bool = False) -> None:
+    def __init__(self, message: str, evidence: Evidence, blameless: bool = False, by_code: bool = False) -> None:
         super().__init__(message)
         self.evidence = evidence
         self.blameless = blameless
+        self.by_code = by_code
 
 
 @dataclass(slots=True)
@@ -185,7 +188,7 @@ class Grader:
         duration_ms, self._head_since = (now - self._head_since) * 1000, now
         self.served += 1
         oom = False
-        if b"InfrastructureFailure" in line:
+        if b"InfrastructureFailure" in line or b'"code": {' in line:
             kills = self._running().oom_kills()
             oom, self._oom_seen = kills > self._oom_seen, kills
         return Reply(request, self._evidence(duration_ms, output=line, oom=oom, tries=request.tries))
@@ -194,7 +197,15 @@ class Grader:
         duration_ms = (time.monotonic() - self._head_since) * 1000
         evidence = self._evidence(duration_ms, ended=True, tries=self._inside[0].tries if self._inside else 1)
         blameless = not message and evidence.exit_code == _REPLACE_ME
-        return GraderDied(message or f"the grader died: {self._cause(evidence)}", evidence, blameless)
+        by_code = not message and evidence.exit_code == _CODE_ENDED_SANDBOX
+        return GraderDied(message or self._cause_of_death(evidence), evidence, blameless, by_code)
+
+    def _cause_of_death(self, evidence: Evidence) -> str:
+        if evidence.exit_code == _CODE_ENDED_SANDBOX:
+            return "the code ended the sandbox that it ran in, twice"
+        if evidence.exit_code == _NO_CODE_SANDBOX:
+            return "the sandbox that runs code was gone"
+        return f"the grader died: {self._cause(evidence)}"
 
     def _cause(self, evidence: Evidence) -> str:
         if evidence.oom:

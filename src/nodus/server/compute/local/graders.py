@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import select
+import socket
 import subprocess
 import threading
 import time
@@ -19,7 +20,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 from nodus.server.compute.graders import GraderIsolation, GraderNotStarted, GraderSpec
 from nodus.server.compute.local import cgroups, pythons
-from nodus.server.compute.local.gradersandbox import grader_sandbox
+from nodus.server.compute.local.gradersandbox import code_sandbox, grader_sandbox
 from nodus.server.compute.local.probe import Isolation, probe
 from nodus.server.compute.local.sandbox import SandboxProcess, launch
 from nodus.server.compute.local.sandboxspec import Mode
@@ -86,20 +87,44 @@ class LocalGraders:
         mode: Mode | None = "unsafe" if spec.unsafe else None
         results, output = os.pipe()
         lifeline, held = os.pipe()
+        code: SandboxProcess | None = None
+        ours: socket.socket | None = None
         try:
-            sandbox = grader_sandbox(spec, output, lifeline)
-            pipe = subprocess.PIPE
-            process = launch(sandbox, stdin=pipe, stderr=pipe, pass_fds=[output, lifeline], mode=mode)
-            grader = LocalGrader(process, results, held, self._running.discard)
+            if spec.code:
+                code, ours = _launch_code(spec, mode)
+            code_fd = None if ours is None else ours.fileno()
+            sandbox = grader_sandbox(spec, output, lifeline, code_fd)
+            pipe, passed = subprocess.PIPE, [output, lifeline, *([] if code_fd is None else [code_fd])]
+            process = launch(sandbox, stdin=pipe, stderr=pipe, pass_fds=passed, mode=mode)
+            grader = LocalGrader(process, results, held, self._running.discard, code)
         except BaseException:
             os.close(results)
             os.close(held)  # what was started ends by that
+            if code is not None:
+                code.kill_tree()
             raise
         finally:
             os.close(output)
             os.close(lifeline)
+            if ours is not None:
+                ours.close()
         self._running.add(grader)
         return grader
+
+
+def _launch_code(spec: GraderSpec, mode: Mode | None) -> tuple[SandboxProcess, socket.socket]:
+    """Start the sandbox that runs code of completions; return it with the grader's end of its control socket.
+
+    It ends with its grader: when that is gone, its control socket has no other end.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        return launch(code_sandbox(spec, theirs.fileno()), pass_fds=[theirs.fileno()], mode=mode), ours
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
 
 
 class LocalGrader:
@@ -110,10 +135,16 @@ class LocalGrader:
         results: Where its result lines are read.
         lifeline: What keeps it alive: it ends when this is closed, as it is when the server dies.
         closed: Called with it once it is closed.
+        code: The sandbox that runs code for it.
     """
 
     def __init__(
-        self, process: SandboxProcess, results: int, lifeline: int, closed: Callable[[LocalGrader], None]
+        self,
+        process: SandboxProcess,
+        results: int,
+        lifeline: int,
+        closed: Callable[[LocalGrader], None],
+        code: SandboxProcess | None = None,
     ) -> None:
         assert process.popen.stdin is not None
         self._process = process
@@ -121,6 +152,7 @@ class LocalGrader:
         self._results = results
         self._lifeline = lifeline
         self._closed = closed
+        self._code = code
         self._log = _LogTail(process)
         for descriptor in (results, self._stdin.fileno()):
             os.set_blocking(descriptor, False)
@@ -175,15 +207,20 @@ class LocalGrader:
 
     def kill(self) -> int:
         """End it and everything in its sandbox; return its exit code once nothing is left."""
-        return self._process.kill_tree()
+        code = self._process.kill_tree()
+        if self._code is not None:
+            self._code.kill_tree()
+        return code
 
     def interrupt(self) -> None:
         """Kill it and return at once; safe from any thread."""
         self._process.interrupt()
+        if self._code is not None:
+            self._code.interrupt()
 
     def oom_kills(self) -> int:
         """Return how many of its processes the kernel has killed for want of memory; 0 without control groups."""
-        return self._process.usage().oom_kills
+        return self._process.usage().oom_kills + (0 if self._code is None else self._code.usage().oom_kills)
 
     def log_tail(self) -> str:
         """Return the end of what it wrote to its standard error; complete once it has ended."""

@@ -1,8 +1,9 @@
-"""What a grader sees on this machine: the runner, its environment, the installed libraries, and nothing else."""
+"""What a grader sees on this machine, and what the code that it has run: nothing but what is named here."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,11 @@ _INSIDE_NODUS = "/opt/nodus"
 _INSIDE_ENVIRONMENT = "/opt/environment"
 _INSIDE_PACKAGES = "/opt/python/lib/python{}/site-packages"
 _ADDRESS_SPACE_FACTOR = 8  # numpy and friends reserve far more than they touch
+CODE_UID = 10002
+CODE_MEMORY_BYTES = 384 * MIB
+_CODE_PASSWD = b"root:x:0:0:root:/:/usr/sbin/nologin\ncode:x:10002:10002:code:/tmp:/bin/sh\n"
+_CODE_GROUP = b"root:x:0:\ncode:x:10002:\n"
+_CODE_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHASHSEED", "OMP_NUM_THREADS")
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -38,24 +44,25 @@ _ENVIRONMENT = {
 }
 
 
-def grader_sandbox(spec: GraderSpec, output_fd: int, lifeline_fd: int) -> SandboxSpec:
+def grader_sandbox(spec: GraderSpec, output_fd: int, lifeline_fd: int, code_fd: int | None = None) -> SandboxSpec:
     """Return the sandbox of one grader.
 
     Args:
         spec: What it runs; ``unsafe`` gives host paths.
         output_fd: The private descriptor of its results.
         lifeline_fd: The read end of a pipe that the server holds the other end of.
+        code_fd: Its end of the socket to its code sandbox.
 
     Raises:
         OSError: When the Python it asks for is no longer there.
     """
-    python = pythons.own() if spec.python is None else pythons.find(spec.python)
-    if python is None:
-        raise OSError(f"no python{spec.python} is on the server's PATH any more")
+    python = _python(spec)
     view = _host_view(spec, python) if spec.unsafe else _sandbox_view(spec, python)
     # -S and -P: nothing is imported that was not named; not -I, which would ignore PYTHONHASHSEED
     argv = [python.program, "-S", "-s", "-P", "-B", f"{view.nodus}/nodus/grader", "--path", view.environment]
     argv += ["--output-fd", str(output_fd), "--lifeline-fd", str(lifeline_fd)]
+    if code_fd is not None:
+        argv += ["--code-fd", str(code_fd)]
     for directory in view.packages:
         argv += ["--library", directory]
     extra = {"OPENBLAS_CORETYPE": os.environ["OPENBLAS_CORETYPE"]} if "OPENBLAS_CORETYPE" in os.environ else {}
@@ -75,6 +82,59 @@ def grader_sandbox(spec: GraderSpec, output_fd: int, lifeline_fd: int) -> Sandbo
         open_files=256,
         umask=0o077,
     )
+
+
+def code_sandbox(spec: GraderSpec, control_fd: int) -> SandboxSpec:
+    """Return the sandbox that runs code of completions for a grader: another user, and nothing that holds an answer.
+
+    Args:
+        spec: The grader.
+        control_fd: Its end of the socket to the grader.
+
+    Raises:
+        OSError: When the Python that the grader asks for is no longer there.
+    """
+    python = _python(spec)
+    root = package_root() if spec.unsafe else _INSIDE_NODUS
+    parts = [str(Path("nodus", "grader", name)) for name in ("codebox", "process.py")]
+    mounts = (*system_mounts(), *interpreter_mounts(python.prefix, python.program))
+    hidden = [place for directory in (package_root(), *python.packages) for place in _seen_at(directory, mounts)]
+    names = {"/etc/passwd": _CODE_PASSWD, "/etc/group": _CODE_GROUP}
+    return SandboxSpec(
+        argv=(python.program, "-S", "-s", "-P", "-B", f"{root}/nodus/grader/codebox", "--control-fd", str(control_fd)),
+        env={name: value for name, value in _ENVIRONMENT.items() if name in _CODE_ENVIRONMENT},
+        mounts=(*mounts, *(Mount(str(Path(package_root(), part)), f"{_INSIDE_NODUS}/{part}") for part in parts)),
+        tmpfs={"/tmp": 16 * MIB, "/dev/shm": MIB, **dict.fromkeys(hidden, 4096)},
+        files={**IDENTITY_FILES, **names},
+        hostname="code",
+        uid=CODE_UID,
+        init=False,
+        memory_bytes=CODE_MEMORY_BYTES,
+        pids=48,
+        pids_by_rlimit=8,
+        address_space_bytes=CODE_MEMORY_BYTES,
+        file_bytes=16 * MIB,
+        open_files=64,
+        umask=0o077,
+    )
+
+
+def _seen_at(directory: str, mounts: Iterable[Mount]) -> list[str]:
+    """Return where a sandbox would see the packages of a host directory that it has no business with."""
+    place = Path(directory).resolve()
+    found = []
+    for mount in mounts:
+        host = Path(mount.host)
+        if not mount.symlink and place.is_dir() and place.is_relative_to(host.resolve()):
+            found.append(str(Path(mount.path, place.relative_to(host.resolve()))))
+    return found
+
+
+def _python(spec: GraderSpec) -> Python:
+    python = pythons.own() if spec.python is None else pythons.find(spec.python)
+    if python is None:
+        raise OSError(f"no python{spec.python} is on the server's PATH any more")
+    return python
 
 
 @dataclass(frozen=True, slots=True)
