@@ -239,9 +239,8 @@ def running(make_environment: MakeEnvironment) -> ResolvedEnvironment:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_code_sandbox_is_left() -> Iterator[None]:
-    before = set(processes_with("grader/codebox"))
     yield
-    eventually(lambda: not set(processes_with("grader/codebox")) - before)
+    eventually(lambda: not _code_sandboxes() and not any(_parent(pid) == 1 for pid in processes_with("grader/codebox")))
 
 
 async def _grade(service: GradingService, environment: ResolvedEnvironment, programs: list[str]) -> list[Verdict]:
@@ -352,15 +351,30 @@ async def test_code_sandbox_that_is_killed_between_programs_costs_nobody_a_verdi
 
 
 def _code_sandboxes() -> list[int]:
-    """Return the processes 1 of code sandboxes, as the host numbers them."""
-    found = processes_with("--control-fd")
-    return [pid for pid in found if os.path.realpath(f"/proc/{pid}/exe").rpartition("/")[2].startswith("python")]
+    """Return the processes of this test run's code sandboxes, as the host numbers them; others may test here too."""
+    found = [pid for pid in processes_with("--control-fd") if _is_below(pid, os.getpid())]
+    return [pid for pid in found if _runs_python(pid)]
+
+
+def _runs_python(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/exe").rpartition("/")[2].startswith("python")
+    except OSError:
+        return False  # it has ended meanwhile
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1 and pid != ancestor:
+        pid = _parent(pid)
+    return pid == ancestor
 
 
 async def test_program_that_ends_its_sandbox_in_each_try_is_incorrect(
-    service: GradingService, running: ResolvedEnvironment
+    service: GradingService, make_environment: MakeEnvironment
 ) -> None:
     """Killed from outside here, while the program runs: no program that can do it is known."""
+    patient = CODE_REWARD.replace("timeout_s=1.5", "timeout_s=20")
+    running = make_environment(patient, sandbox={"timeout": "30s", "memory": "256Mi"})
     before = set(_code_sandboxes())
     loops = FAULTS["loops"][0]
     tasks = (await service.tasks(running, "test", 0)).tasks
@@ -378,10 +392,12 @@ def _busy_sandbox(before: set[int]) -> int:
     """Wait for a new code sandbox that runs a program, and return its process 1."""
 
     def look() -> int | None:
-        parents = set(_code_sandboxes()) - before
-        return next((pid for pid in parents if _parent(pid) in parents), None)
+        found = set(_code_sandboxes()) - before
+        return next((parent for parent in map(_parent, found) if parent in found), None)
 
-    return _parent(eventually(look) or 0)
+    pid = eventually(look)
+    assert pid is not None and pid > 1
+    return pid
 
 
 def _parent(pid: int) -> int:
