@@ -94,7 +94,9 @@ class Watcher:
             for obj in page.items:
                 listed[obj.uid] = (obj.resource_version, obj.generation)
                 self.selection.show(obj.uid)
-        self.gone |= self.seen.keys() - listed.keys()
+        if not self.labels and not self.fields:
+            # What a selector no longer shows may match it again; without one it was deleted.
+            self.gone |= self.seen.keys() - listed.keys()
         self.seen, self.events = listed, []
         self.since = self.position = version
 
