@@ -130,6 +130,15 @@ def test_a_partial_hold_takes_what_is_left_but_no_less_than_the_minimum(funded: 
     assert funded.write_sync(ledger.hold, wanted("b", 4, minimum=NANO)) == second, "the same request once more"
 
 
+def test_a_partial_hold_leaves_what_others_on_the_bill_need(funded: Store) -> None:
+    whole = funded.write_sync(ledger.hold, wanted("a", 1, minimum=NANO, leave=NANO))
+    rest = funded.write_sync(ledger.hold, wanted("b", 9, minimum=NANO, leave=NANO))
+    assert (whole.amount, rest.amount) == (NANO, 3 * NANO)
+    with pytest.raises(BudgetExceeded, match=r"needs \$1\.50 and has \$1\.00"):
+        funded.write_sync(ledger.hold, wanted("c", 4, minimum=NANO // 2, leave=NANO))
+    assert funded.write_sync(ledger.hold, wanted("d", 1)).amount == NANO
+
+
 def test_every_call_is_done_once(funded: Store) -> None:
     first = funded.write_sync(ledger.hold, wanted("r", 2))
     assert funded.write_sync(ledger.hold, wanted("r", 2)) == dataclasses.replace(first, crossings=())

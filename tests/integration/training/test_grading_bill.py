@@ -14,9 +14,11 @@ from nodus.core.kinds import ATTEMPT, ENVIRONMENT, JOB
 from nodus.core.money import NANO
 from nodus.server.billing import gradingbill
 from nodus.server.billing.funding import SECOND_US, Pace
+from nodus.server.billing.limits import limits_for
 from nodus.server.billing.pricebook import PriceBook
 from nodus.server.controllers import funding, memberspec
 from nodus.server.store import Object, Store, ledger, objects
+from nodus.server.store.ledger import HoldRequest, Owner
 from nodus.server.store.reconcile import verify
 from nodus.server.training.service import TrainingService
 from tests.integration.training.test_service import CountingGrading, completions
@@ -24,6 +26,7 @@ from tests.integration.training.test_service import CountingGrading, completions
 PRICES = PriceBook("test", {"CPU": 0, "default": 0}, grading=3600 * NANO)
 """A dollar a second; the graders of these tests work a millisecond on each completion."""
 MS = NANO // 1000
+LABELS = {memberspec.TRAINING_LABEL: "run"}
 
 
 @pytest.fixture
@@ -153,8 +156,7 @@ async def test_an_attempt_that_ended_leaves_no_hold_in_the_way_of_the_next(
 
 def test_a_run_that_could_not_pay_for_grading_waits_until_it_can(store: Store) -> None:
     spec = {"command": ["train"], "maxCostUSD": "5.00"}
-    labels = {memberspec.TRAINING_LABEL: "run"}
-    job = store.write_sync(objects.create, JOB, "default", "run", spec, labels=labels, status={"phase": "Suspended"})
+    job = store.write_sync(objects.create, JOB, "default", "run", spec, labels=LABELS, status={"phase": "Suspended"})
     stopped = {"job": "run", "epoch": 1, "state": "Stopped", "stopReason": "MaxCostReached", "needsUSD": "10.00"}
     attempt = store.write_sync(objects.create, ATTEMPT, "default", "run-1", stopped, status={"phase": "Cancelled"})
     store.write_sync(ledger.grant, 100 * NANO, "start")
@@ -163,3 +165,26 @@ def test_a_run_that_could_not_pay_for_grading_waits_until_it_can(store: Store) -
     # Else it would be started again and again, and pay for each start, though none gets to be graded.
     short = store.read_sync(funding.shortage, job, "node", terms, [attempt])
     assert short is not None and "needs $10.00 and has $5.00" in short["message"]
+
+
+async def test_what_a_run_that_is_stopped_gives_back_does_not_start_it_again(
+    service: TrainingService, store: Store, run_with: Any
+) -> None:
+    run = await run_with(maxCostUSD="20.00")
+    run = store.write_sync(objects.update, store.read_sync(objects.get_by_uid, run.uid), labels=LABELS)
+    attempt = store.read_sync(objects.get, ATTEMPT, "default", "run-1")
+
+    def take_the_rest(conn: Any) -> None:
+        owner = Owner("Attempt", attempt.uid, "run-1")
+        ledger.hold(conn, HoldRequest("slice", 19 * NANO, owner, run.uid, limits_for(conn, run)))
+
+    store.write_sync(take_the_rest)
+    with pytest.raises(Unavailable):
+        await service.grade(run, "run-1", "Training", 1, completions("train", 5))
+    stopped = store.read_sync(objects.get, ATTEMPT, "default", "run-1")
+    assert stopped.spec["needsUSD"] == "20.00"
+    store.write_sync(ledger.settle, "slice", [ledger.Charge("compute", 7 * NANO)])
+    terms = funding.Terms("test", Pace(10 * SECOND_US), 1)
+    assert store.read_sync(funding.shortage, run, "node", terms, [stopped]) is not None
+    raised = store.write_sync(objects.update, run, spec={**run.spec, "maxCostUSD": "30.00"})
+    assert store.read_sync(funding.shortage, raised, "node", terms, [stopped]) is None

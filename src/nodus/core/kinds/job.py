@@ -269,7 +269,7 @@ class AttemptSpec(Model):
     stop_reason: str | None = None
     """Why it is to stop: Cancelled, Suspended, DeadlineExceeded; of a Sandbox's: Stopped, Idle, MaxLifetime."""
     needs_usd: USD | None = Field(default=None, alias="needsUSD")
-    """What it could not pay for, in dollars, where it stops for that: the next try waits for as much."""
+    """Where it stops because its grading could not be paid for: what must be free for that before it is tried again."""
 
 
 class AttemptStatus(Model):

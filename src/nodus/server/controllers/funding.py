@@ -249,12 +249,20 @@ def _request(account: Account, number: int, wanted: Wanted) -> HoldRequest:
         reference=f"attempt/{attempt.uid}/slice/{number}",
         amount=wanted.amount,
         minimum=wanted.least,
+        leave=_for_grading(account.spender, account.terms),
         owner=Owner("Attempt", attempt.uid, attempt.name, attempt.project or ""),
         object=account.bill,
         limits=(Limit("Object", attempt.uid, f"attempt/{attempt.name}"),),
         reason=f"running at ${format_usd(account.place.rate)} an hour",
         pricebook=account.terms.pricebook,
     )
+
+
+def _for_grading(owner: Object, terms: Terms) -> int:
+    """What a run's own slices leave of its limits: its completions are graded on the same bill, or it gets nowhere."""
+    if not terms.grading or memberspec.TRAINING_LABEL not in owner.labels:
+        return 0
+    return funding.opening(terms.grading, terms.pace).amount
 
 
 def settle_left_over(conn: Connection, uid: str, rate: int, item: str, ran: int) -> None:
@@ -303,13 +311,14 @@ def shortage(
         owner: The Job.
         node: This host's id.
         terms: This server's.
-        stopped: Its attempts that were stopped for want of money; what the grading of one needed it will need again.
+        stopped: Its attempts that were stopped for want of money; each says what more its grading waits for.
     """
     place = _place(conn, owner, node)
     least = funding.opening(place.rate, terms.pace).least if place is not None and place.rate else 0
-    if memberspec.TRAINING_LABEL in owner.labels and terms.grading:
+    if leave := _for_grading(owner, terms):
         needed = (parse_usd(attempt.spec.get("needsUSD") or "0") for attempt in stopped)
-        least += max([funding.opening(terms.grading, terms.pace).least, *needed])
+        # Where the run itself is free, none of its slices leaves anything.
+        least += max([leave if least else funding.opening(terms.grading, terms.pace).least, *needed])
     refusal = ledger.would_refuse(conn, least, limits_for(conn, owner)) if least else None
     return None if refusal is None else told(refusal)
 

@@ -53,6 +53,8 @@ class HoldRequest:
     """When the reaper looks whether the owner is still there, in microseconds since the epoch; None: never."""
     minimum: int | None = None
     """Take less than ``amount`` if no more is left, but no less than this; None: all or nothing."""
+    leave: int = 0
+    """With ``minimum``: what is left under each limit for others that are on the same bill."""
 
 
 @dataclass(frozen=True, slots=True)

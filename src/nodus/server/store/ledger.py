@@ -137,7 +137,7 @@ def try_hold(conn: Connection, request: HoldRequest) -> Hold | Refusal:
         return holds.taken(request, 0, 0, (), now_us(conn))
     lock_objects(conn)
     wanted, rows, caps = _look(conn, request.limits)
-    fitting = _fitting(wanted, rows, caps, amount, request.minimum)
+    fitting = _fitting(wanted, rows, caps, amount, request.minimum, request.leave)
     if not isinstance(fitting, int):
         before = holds.row_of(conn, request.reference)
         return fitting if before is None else _same(before, request)
@@ -279,10 +279,15 @@ def _look(conn: Connection, under: Sequence[Limit]) -> tuple[list[Limit], list[A
 
 
 def _fitting(
-    wanted: Sequence[Limit], rows: Sequence[Any], caps: Sequence[int | None], amount: int, minimum: int | None
+    wanted: Sequence[Limit],
+    rows: Sequence[Any],
+    caps: Sequence[int | None],
+    amount: int,
+    minimum: int | None,
+    leave: int = 0,
 ) -> int | Refusal:
     """Return what can be held of an amount under all limits, or the error of the first that leaves too little."""
-    least = amount if minimum is None else max(min(minimum, amount), 1)
+    least = amount if minimum is None else max(min(minimum, amount), 1) + leave
     fitting = amount
     for limit, row, cap in zip(wanted, rows, caps, strict=True):
         if cap is None:
@@ -290,7 +295,7 @@ def _fitting(
         left = cap if row is None else max(cap - row.held_nanos - row.spent_nanos, 0)
         if left < least:
             return limits.refusal(limit, least, cap, left)
-        fitting = min(fitting, left)
+        fitting = min(fitting, left if minimum is None else left - leave)
     return fitting
 
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.errors import BudgetExceeded, Cause, GraderFailed, InsufficientCredits, Invalid, NodusError, Unavailable
 from nodus.core.kinds import ATTEMPT
+from nodus.core.money import format_usd, parse_usd
 from nodus.server.billing import gradingbill
 from nodus.server.billing.pricebook import PriceBook, read_price_book
 from nodus.server.billing.refusals import reason_of
 from nodus.server.controllers import stopping
 from nodus.server.grading.verdicts import OUTCOMES, Completion, Verdict
-from nodus.server.store import objects, taskevents
+from nodus.server.store import ledger, objects, taskevents
 from nodus.server.store.taskevents import SampleKey, VerdictRow, another_completion, completion_digest
 from nodus.server.training import lookups
 from nodus.server.training.compile import DEFAULT_SEED
@@ -253,11 +254,17 @@ def matches(metadata: Mapping[str, Any], task_filter: Mapping[str, Any]) -> bool
 
 
 def _suspend(conn: Connection, obj: Object, attempt: str, refusal: NodusError) -> None:
-    """Have the attempt stopped that has no money to be graded with; its Job goes on when there is."""
+    """Have the attempt stopped that has no money to be graded with; its Job goes on when there is more than there was.
+
+    What its own hold gives back is no more: with that it would start again and come to the same point.
+    """
     found = objects.find(conn, ATTEMPT, obj.project, attempt)
     update = stopping.stop(found, reason_of(refusal)) if found is not None else None
-    if update is not None:
-        objects.update(conn, update.obj, spec={**(update.spec or {}), "needsUSD": refusal.details["neededUSD"]})
+    if found is not None and update is not None:
+        own = sum(held.amount for held in ledger.open_holds(conn, owner=found.uid))
+        left = parse_usd(refusal.details.get("remainingUSD") or refusal.details["availableUSD"])
+        needs = max(own + left, parse_usd(refusal.details["neededUSD"]))
+        objects.update(conn, update.obj, spec={**(update.spec or {}), "needsUSD": format_usd(needs)})
 
 
 def _found(conn: Connection, obj: Object, name: str) -> FoundEnvironment:
