@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def _sqlite(url: URL, shared: Shared, *, sync: bool, read_only: bool) -> Engine:
         if read_only:
             driver.execute("PRAGMA query_only=ON")
         else:
-            driver.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(driver)
             driver.execute("PRAGMA journal_size_limit=67108864")
 
     @event.listens_for(engine, "begin")
@@ -129,6 +130,20 @@ def _sqlite(url: URL, shared: Shared, *, sync: bool, read_only: bool) -> Engine:
         conn.exec_driver_sql(begin)
 
     return engine
+
+
+def _write_ahead(driver: sqlite3.Connection) -> None:
+    # Switching a new file to its log wants the file alone and is refused at once, whatever the connection's own wait,
+    # while another server that starts at the same moment does the same.
+    deadline = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            driver.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def _postgresql(url: URL, shared: Shared, *, sync: bool, read_only: bool) -> Engine:
