@@ -18,10 +18,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nodus.grader import process
+from nodus.grader.adapters import Adapter
 from nodus.grader.loading import outside_trace
 from nodus.grader.tasks import Task
 from nodus.grader.verdicts import classify, failure, read_result, write_result
@@ -51,18 +51,18 @@ class Scorer:
     """Scores completions of one environment, each in a process of its own.
 
     Args:
-        reward: The environment's reward.
+        adapter: The environment's adapter.
         timeout_s: Wall limit of one completion.
         private_fds: Descriptors of the worker's protocol, closed in the child.
     """
 
     def __init__(
         self,
-        reward: Callable[[str, Any], object],
+        adapter: Adapter,
         timeout_s: float,
         private_fds: tuple[int, ...],
     ) -> None:
-        self._reward = reward
+        self._adapter = adapter
         self._timeout_s = timeout_s
         self._private_fds = private_fds
         self._sandboxed = process.is_namespace_init()
@@ -143,7 +143,7 @@ class Scorer:
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(int(task.id[:8], 16))
         try:
-            result = classify(self._reward(completion, task.answer))
+            result = classify(self._adapter.grade(task, (completion,)))
         except BaseException as error:  # noqa: BLE001 - a reward may raise anything, also SystemExit
             result = failure(f"reward raised {type(error).__name__}: {error}"[:500], outside_trace(error, 2000))
             if lost := getattr(error, "sandbox_lost", None):

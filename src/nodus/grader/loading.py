@@ -1,7 +1,7 @@
 """Find and import an environment, and bring it to one form.
 
-Understood now: a module or an object with ``tasks(split)`` and ``reward(completion, answer)``, named directly or
-returned by ``load_environment()``. Anything else is refused in one sentence.
+An environment is a module named directly, or what its ``load_environment()`` returns; ``adapters`` says what is
+understood. Anything else is refused in one sentence.
 """
 
 from __future__ import annotations
@@ -11,36 +11,16 @@ import os.path
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from nodus.grader.adapters import Adapter, EnvironmentFault, Refused, adapt
+from nodus.grader.adapters.functions import EXPECTED
 from nodus.grader.imports import VENDORED
 from nodus.grader.tasks import BadTask, Task, build_split, without_shared
 
 Split = Literal["train", "test"]
-Reward = Callable[[str, Any], object]
 _DEFAULT_FUNCTION = "load_environment"
-
-
-class Refused(Exception):
-    """The environment is of no kind that can be graded; the message says what was found."""
-
-
-class EnvironmentFault(Exception):
-    """The environment's own code failed.
-
-    Attributes:
-        trace: The traceback, from the environment's first frame on.
-    """
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.trace = trace
-
-    @classmethod
-    def of(cls, step: str, error: BaseException) -> EnvironmentFault:
-        """Return the fault of a step for the exception that ended it."""
-        return cls(f"{step}: {type(error).__name__}: {error}", outside_trace(error))
 
 
 class Environment:
@@ -49,15 +29,13 @@ class Environment:
     Args:
         name: Its name, without project.
         version: Its version.
-        tasks: The environment's ``tasks``.
-        reward: The environment's ``reward``.
+        adapter: What lists and grades.
     """
 
-    def __init__(self, name: str, version: str, tasks: Callable[[str], Sequence[object]], reward: Reward) -> None:
+    def __init__(self, name: str, version: str, adapter: Adapter) -> None:
         self.name = name
         self.version = version
-        self.reward = reward
-        self._tasks = tasks
+        self.adapter = adapter
         self._splits: dict[str, list[Task]] | None = None
 
     def split(self, name: Split) -> list[Task]:
@@ -77,11 +55,16 @@ class Environment:
 
     def _list(self, split: Split) -> list[Task]:
         try:
-            return build_split(self.name, self.version, split, self._tasks(split))
+            return build_split(self.name, self.version, split, self.adapter.tasks(split))
         except BadTask as error:
             raise EnvironmentFault(str(error), "") from None
         except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
-            raise EnvironmentFault.of(f"tasks({split!r}) failed", error) from None
+            raise fault(f"tasks({split!r}) failed", error) from None
+
+
+def fault(step: str, error: BaseException) -> EnvironmentFault:
+    """Return the fault of a step for the exception that ended it."""
+    return EnvironmentFault(f"{step}: {type(error).__name__}: {error}", outside_trace(error))
 
 
 def outside_trace(error: BaseException, limit: int = 4000) -> str:
@@ -124,26 +107,21 @@ def load(loader: str, paths: Sequence[str], name: str, version: str) -> Environm
     # an environment may install handlers while it loads; a worker's signals are its own
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    tasks, reward = getattr(found, "tasks", None), getattr(found, "reward", None)
-    if not callable(tasks) or not callable(reward):
-        what = f"module {module_name}" if found is sys.modules.get(module_name) else f"{type(found).__name__} object"
-        missing = " and ".join(n for n, f in (("tasks", tasks), ("reward", reward)) if not callable(f))
-        raise Refused(f"{loader} gave a {what} without {missing}; expected tasks(split) and reward(completion, answer)")
-    return Environment(name, version, tasks, reward)
+    return Environment(name, version, adapt(found, loader))
 
 
 def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
-        raise EnvironmentFault.of(f"importing {module} failed", error) from None
+        raise fault(f"importing {module} failed", error) from None
 
 
 def _call_loader(module: Any, function: str, module_name: str) -> Any:
     target = getattr(module, function, None)
     if not callable(target):
-        raise Refused(f"module {module_name} has neither tasks(split) and reward(completion, answer) nor {function}()")
+        raise Refused(f"module {module_name} has neither {EXPECTED}, nor {function}()")
     try:
         return target()
     except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
-        raise EnvironmentFault.of(f"{module_name}:{function}() failed", error) from None
+        raise fault(f"{module_name}:{function}() failed", error) from None

@@ -17,7 +17,8 @@ import traceback
 from collections.abc import Sequence
 
 from nodus.grader import PROTOCOL_VERSION, imports, process
-from nodus.grader.loading import EnvironmentFault, Refused, load, search_first
+from nodus.grader.adapters import EnvironmentFault, Refused
+from nodus.grader.loading import load, search_first
 from nodus.grader.tasks import ordered, public_line
 from nodus.grader.worker import DEFAULT_TIMEOUT_S, Output, serve
 

@@ -71,7 +71,7 @@ def serve(environment: Environment, output: Output, *, timeout_s: float, lifelin
     """Grade completions until the input ends; return the exit code."""
     tasks = environment.by_id()
     private_fds = (output.descriptor, output.requests, *([] if lifeline_fd is None else [lifeline_fd]))
-    scorer = Scorer(environment.reward, timeout_s, private_fds)
+    scorer = Scorer(environment.adapter, timeout_s, private_fds)
     process.hide_memory()  # a child cannot look into this process, which holds every answer
     os.dup2(0, 2)  # what rewards print goes nowhere; from here on only verdicts leave the process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nodus.grader.adapters import adapt
 from nodus.grader.catalog import (
     arithmetic,
     graph_coloring,
@@ -62,7 +63,7 @@ def test_declared_sizes_are_the_real_ones(name: str) -> None:
 def test_tasks_and_their_order_are_those_of_the_release(name: str) -> None:
     spec = ENVIRONMENTS[name]
     module = loaded(name)
-    environment = Environment(name, spec["version"], module.tasks, module.reward)
+    environment = Environment(name, spec["version"], adapt(module, name))
     lines = [[t.id, t.prompt, t.answer] for split in ("train", "test") for t in ordered(environment.split(split), 42)]
     found = hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:16]
     assert (name, spec["version"], found) == (name, *RELEASED[name])

@@ -92,7 +92,7 @@ def test_daemon_of_a_reward_in_a_shell_dies_but_nothing_else_does(tmp_path: Path
 @pytest.mark.parametrize(
     ("source", "loader", "message"),
     [
-        ("x = 1", "mine", "neither tasks(split) and reward(completion, answer) nor load_environment()"),
+        ("x = 1", "mine", "module mine has neither tasks(split) and reward(completion, answer)"),
         ("def tasks(s): return []", "mine", "without reward"),
         ("def load_environment(): return object()", "mine", "object object without tasks and reward"),
         ("def load_environment(): return object()", "mine:other", "nor other()"),
