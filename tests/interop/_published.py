@@ -54,8 +54,8 @@ def environment() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of the tests install it once
         if not (home / ".ready").exists():
             shutil.rmtree(home, ignore_errors=True)
-            _run(sys.executable, "-m", "venv", str(home))
-            _run(str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", REQUIREMENT)
+            run(sys.executable, "-m", "venv", str(home))
+            run(str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", REQUIREMENT)
             (home / ".ready").touch()
     return home
 
@@ -70,10 +70,16 @@ def install(environment: Path, requirement: str) -> None:
     name = requirement.partition("==")[0]
     there = subprocess.run([python, "-m", "pip", "show", "--quiet", name], env=_USER, capture_output=True, check=False)
     if there.returncode:
-        _run(python, "-m", "pip", "install", "--quiet", requirement)
+        run(python, "-m", "pip", "install", "--quiet", requirement)
 
 
-def _run(*command: str) -> None:
+def run(*command: str) -> None:
+    """Run a command of the user's, such as pip.
+
+    Raises:
+        Unreachable: When it says that a package index can't be reached.
+        RuntimeError: When it fails otherwise.
+    """
     done = subprocess.run(command, env=_USER, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode == 0:
         return
