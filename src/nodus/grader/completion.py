@@ -1,4 +1,4 @@
-"""One completion in its own process: fork, score, report, and be gone.
+"""One completion, or one turn of an episode, in its own process: fork, score or answer, report, and be gone.
 
 Of the child's signals the worker takes none but SIGIO, the one it has a handler for (process 1 of a namespace is
 shielded from the others); that one ends it, which costs the sender its own verdict: a grader that dies twice over a
@@ -18,9 +18,10 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from nodus.grader import process
+from nodus.grader import messages, process
 from nodus.grader.adapters import Adapter
 from nodus.grader.loading import outside_trace
 from nodus.grader.tasks import Task
@@ -29,6 +30,7 @@ from nodus.grader.verdicts import classify, failure, read_result, write_result
 RESULT_BYTES = 64 * 1024
 _CPU_GRACE_S = 2
 _LOOK_S = 0.1
+_STEP = "the environment's step"
 
 
 class Ended(NamedTuple):
@@ -47,8 +49,12 @@ class Ended(NamedTuple):
     wall_ms: float
 
 
+Work = Callable[[Task, Sequence[str]], bytes]
+Read = Callable[[bytes], dict[str, Any] | None]
+
+
 class Scorer:
-    """Scores completions of one environment, each in a process of its own.
+    """Scores completions and plays episodes of one environment, each time in a process of its own.
 
     Args:
         adapter: The environment's adapter.
@@ -67,8 +73,27 @@ class Scorer:
         self._private_fds = private_fds
         self._sandboxed = process.is_namespace_init()
 
-    def score(self, task: Task, completion: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the verdict, and ``exitCode`` or ``signal`` and ``ms`` of the process that made it."""
+    def score(self, task: Task, turns: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the verdict on an episode as it stands, and ``exitCode`` or ``signal`` and ``ms`` of its process.
+
+        Args:
+            task: What it is an episode of.
+            turns: The model's turns, at least one; a single completion is an episode of one turn.
+        """
+        return self._run("reward", self._grade, read_result, task, turns)
+
+    def reply(self, task: Task, turns: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the environment's ``messages`` after the last turn (None: the episode has ended), and the process.
+
+        Where the environment fails, the first is the same failure that a verdict would be.
+        """
+        if not self._adapter.episodes:
+            return {"messages": None}, {}
+        return self._run(_STEP, self._answer, messages.read, task, turns)
+
+    def _run(
+        self, what: str, work: Work, read: Read, task: Task, turns: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         read_end, write_end = os.pipe()
         try:
             pid = os.fork()
@@ -77,14 +102,14 @@ class Scorer:
             os.close(write_end)
             return failure(f"could not fork: {error.strerror}"), {}
         if pid == 0:
-            self._child(task, completion, write_end)
+            self._child(work, task, turns, write_end)
         os.close(write_end)
         ended = self._wait(pid, read_end)
         if not self._sandboxed:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # its own group; in a sandbox the worker ends everything else
         code = os.waitstatus_to_exitcode(ended.status)
-        return self._judge(ended, code), _facts(ended, code)
+        return self._judge(what, ended, code, read), _facts(ended, code)
 
     def _wait(self, pid: int, read_end: int) -> Ended:
         """Wait for the child's end, then read its report; a grandchild that keeps the pipe open is not waited for.
@@ -113,44 +138,47 @@ class Scorer:
         os.close(read_end)
         return Ended(data, status, timed_out, wall_ms)
 
-    def _judge(self, ended: Ended, code: int) -> dict[str, Any]:
+    def _judge(self, what: str, ended: Ended, code: int, read: Read) -> dict[str, Any]:
         if ended.timed_out:
-            return failure(f"reward ran longer than {self._timeout_s:g} s and was killed")
+            return failure(f"{what} ran longer than {self._timeout_s:g} s and was killed")
         if len(ended.data) > RESULT_BYTES:
-            return failure("reward's process wrote more than a verdict where only the verdict belongs")
+            return failure(f"{what}'s process wrote more than a verdict where only the verdict belongs")
         if code < 0:
-            return failure(f"reward's process was killed by {_signal_name(-code)}")
-        result = read_result(ended.data) if ended.data else None
+            return failure(f"{what}'s process was killed by {_signal_name(-code)}")
+        result = read(ended.data) if ended.data else None
         if code != 0 or result is None:
             wrote = "something that is no verdict" if ended.data else "no verdict"
-            return failure(f"reward's process ended with exit code {code} and {wrote}")
+            return failure(f"{what}'s process ended with exit code {code} and {wrote}")
         return result
 
-    def _child(self, task: Task, completion: str, write_end: int) -> None:
-        """Score, report, end; never returns."""
+    def _child(self, work: Work, task: Task, turns: Sequence[str], write_end: int) -> None:
+        """Work, report, end; never returns."""
         status = 1
         try:
             self._confine()
-            data = write_result(self._verdict(task, completion))
+            data = work(task, turns)
             while data:
                 data = data[os.write(write_end, data) :]
             status = 0
         finally:
             os._exit(status)
 
-    def _verdict(self, task: Task, completion: str) -> dict[str, Any]:
-        random.seed(task.id)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(int(task.id[:8], 16))
+    def _grade(self, task: Task, turns: Sequence[str]) -> bytes:
+        _seed(task)
         try:
-            result = classify(self._adapter.grade(task, (completion,)))
+            result = classify(self._adapter.grade(task, turns))
         except BaseException as error:  # noqa: BLE001 - a reward may raise anything, also SystemExit
-            result = failure(f"reward raised {type(error).__name__}: {error}"[:500], outside_trace(error, 2000))
-            if lost := getattr(error, "sandbox_lost", None):
-                result["lost"] = str(lost)
-        if (code := sys.modules.get("nodus.grader.code")) is not None and (facts := code.evidence()):
-            result["code"] = facts
-        return result
+            result = _raised("reward", error)
+        return write_result(_with_code(result))
+
+    def _answer(self, task: Task, turns: Sequence[str]) -> bytes:
+        _seed(task)
+        try:
+            return messages.write(self._adapter.reply(task, turns))
+        except messages.BadMessages as error:
+            return write_result(failure(str(error)))
+        except BaseException as error:  # noqa: BLE001 - an environment may raise anything, also SystemExit
+            return write_result(_with_code(_raised(_STEP, error)))
 
     def _confine(self) -> None:
         for descriptor in self._private_fds:
@@ -159,6 +187,25 @@ class Scorer:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         if not self._sandboxed:
             os.setpgid(0, 0)
+
+
+def _seed(task: Task) -> None:
+    random.seed(task.id)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(int(task.id[:8], 16))
+
+
+def _raised(what: str, error: BaseException) -> dict[str, Any]:
+    result = failure(f"{what} raised {type(error).__name__}: {error}"[:500], outside_trace(error, 2000))
+    if lost := getattr(error, "sandbox_lost", None):
+        result["lost"] = str(lost)
+    return result
+
+
+def _with_code(result: dict[str, Any]) -> dict[str, Any]:
+    if (code := sys.modules.get("nodus.grader.code")) is not None and (facts := code.evidence()):
+        result["code"] = facts
+    return result
 
 
 def _read(descriptor: int) -> bytes:

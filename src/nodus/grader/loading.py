@@ -20,6 +20,7 @@ from nodus.grader.imports import VENDORED
 from nodus.grader.tasks import BadTask, Task, build_split, without_shared
 
 Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
 _DEFAULT_FUNCTION = "load_environment"
 
 
@@ -51,7 +52,7 @@ class Environment:
 
     def by_id(self) -> dict[str, Task]:
         """Return every task by its id."""
-        return {task.id: task for name in ("train", "test") for task in self.split(name)}
+        return {task.id: task for name in SPLITS for task in self.split(name)}
 
     def _list(self, split: Split) -> list[Task]:
         try:

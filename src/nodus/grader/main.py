@@ -1,8 +1,9 @@
-"""The command ``nodus-env``: ``info``, ``libraries``, ``tasks`` and ``grade``.
+"""The command ``nodus-env``: ``info``, ``libraries``, ``tasks``, ``grade`` and ``step``.
 
     nodus-env --path ./my-env --loader my_module info
     nodus-env --path ./my-env --loader my_module tasks --split test --seed 42
     echo '{"taskId": "...", "completion": "..."}' | nodus-env --path ./my-env --loader my_module grade
+    echo '{"taskId": "...", "turns": ["..."]}' | nodus-env --path ./my-env --loader my_module step
 
 Without options the environment variables ``NODUS_ENVIRONMENT_LOADER``, ``NODUS_ENVIRONMENT`` and
 ``NODUS_ENVIRONMENT_VERSION`` say what to load, from ``/opt/environment``.
@@ -15,10 +16,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from nodus.grader import PROTOCOL_VERSION, imports, process
 from nodus.grader.adapters import EnvironmentFault, Refused
-from nodus.grader.loading import load, search_first
+from nodus.grader.loading import SPLITS, Environment, load, search_first
 from nodus.grader.tasks import ordered, public_line
 from nodus.grader.worker import DEFAULT_TIMEOUT_S, Output, serve
 
@@ -43,8 +45,10 @@ def parser() -> argparse.ArgumentParser:
     tasks.add_argument("--split", required=True, choices=("train", "test"))
     tasks.add_argument("--seed", type=int, default=0, help="decides the order of the tasks, nothing else")
     tasks.add_argument("--answers", action="store_true", help="with the answers, for a grader inside Nodus")
-    grade = commands.add_parser("grade", help="read completions as JSON lines, print a verdict for each")
+    grade = commands.add_parser("grade", help="read completions, or turns, as JSON lines, print a verdict for each")
     grade.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for one completion")
+    step = commands.add_parser("step", help="read turns of episodes as JSON lines, print the environment's messages")
+    step.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for one step")
     return root
 
 
@@ -81,22 +85,37 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         output.line(imports.report(paths))
         return 0
     environment = load(options.loader, paths, options.name, options.version)
-    if options.command == "grade":
+    if options.command in ("grade", "step"):
         if options.code_fd is not None:
             from nodus.grader import code  # late: only environments that run code need sockets, in every fork
 
             code.use(options.code_fd, options.timeout)
         imports.preload(paths)
-        return serve(environment, output, timeout_s=options.timeout, lifeline_fd=options.lifeline_fd)
+        steps = options.command == "step"
+        return serve(environment, output, timeout_s=options.timeout, lifeline_fd=options.lifeline_fd, steps=steps)
     if options.command == "tasks":
         for task in ordered(environment.split(options.split), options.seed):
             output.line(public_line(task, answers=options.answers))
         return 0
-    sizes = {split: len(environment.split(split)) for split in ("train", "test")}
-    python = ".".join(map(str, sys.version_info[:3]))
-    facts = {"name": options.name, "version": options.version, "loader": options.loader, "splits": sizes}
-    output.line({**facts, "protocol": PROTOCOL_VERSION, "python": python, "maxTurns": 1})
+    output.line(_info(environment, options.loader))
     return 0
+
+
+def _info(environment: Environment, loader: str) -> dict[str, Any]:
+    """Return what ``info`` says; ``maxTurns`` only where the environment knows its own."""
+    adapter = environment.adapter
+    facts: dict[str, Any] = {
+        "name": environment.name,
+        "version": environment.version,
+        "loader": loader,
+        "kind": adapter.kind,
+        "episodes": adapter.episodes,
+        "splits": {split: len(environment.split(split)) for split in SPLITS},
+        "protocol": PROTOCOL_VERSION,
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+    turns = getattr(adapter, "max_turns", None) if adapter.episodes else 1
+    return facts | ({"maxTurns": turns} if isinstance(turns, int) and turns > 0 else {})
 
 
 if __name__ == "__main__":

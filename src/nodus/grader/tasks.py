@@ -13,7 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ID_LENGTH = 16
+MAX_TOOLS = 128
+TOOLS_CHARS = 256 * 1024
+"""Of the schemas of one task's tools, as JSON: each prompt carries them."""
 Prompt = str | list[dict[str, Any]]
+Tools = tuple[dict[str, Any], ...]
 
 
 class BadTask(ValueError):
@@ -28,12 +32,14 @@ class Task(NamedTuple):
         prompt: Text, or chat messages with ``role`` and ``content``.
         answer: What only the grader sees.
         metadata: What is published beside the prompt.
+        tools: What the model may call, as schemas that a chat template takes.
     """
 
     id: str
     prompt: Prompt
     answer: Any = None
     metadata: Mapping[str, Any] = {}
+    tools: Tools = ()
 
 
 def canonical_prompt(prompt: Prompt) -> str:
@@ -55,22 +61,34 @@ def task_id(name: str, version: str, split: str, prompt: Prompt, occurrence: int
     return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
 
 
-def read_task(raw: object, position: int, split: str) -> tuple[Prompt, Any, dict[str, Any]]:
-    """Return prompt, answer and metadata of what ``tasks(split)`` listed at a position.
+class Listed(NamedTuple):
+    """What ``tasks(split)`` listed at one position; a :class:`Task` without its id."""
+
+    prompt: Prompt
+    answer: Any
+    metadata: dict[str, Any]
+    tools: Tools = ()
+
+
+def read_task(raw: object, position: int, split: str) -> Listed:
+    """Return what ``tasks(split)`` listed at a position.
 
     Raises:
         BadTask: When it is neither a ``(prompt, answer)`` pair nor a dict with a prompt; the message names the place.
     """
     place = f"tasks({split!r})[{position}]"
+    tools: object = None
     if isinstance(raw, Mapping):
         if "prompt" not in raw:
             raise BadTask(f"{place} has no 'prompt'; it has {', '.join(sorted(map(str, raw))) or 'nothing'}")
         prompt, answer, metadata = raw["prompt"], raw.get("answer"), raw.get("metadata") or {}
+        tools = raw.get("tools")
     elif isinstance(raw, tuple | list) and len(raw) == 2:
         (prompt, answer), metadata = raw, {}
     else:
         raise BadTask(f"{place} is {type(raw).__name__}; expected a (prompt, answer) pair or a dict with 'prompt'")
-    return _checked_prompt(prompt, place), answer, _checked_metadata(metadata, place)
+    metadata = _checked_metadata(metadata, place)
+    return Listed(_checked_prompt(prompt, place), answer, metadata, _checked_tools(tools, place) if tools else ())
 
 
 def _checked_prompt(prompt: object, place: str) -> Prompt:
@@ -97,6 +115,37 @@ def _checked_metadata(metadata: object, place: str) -> dict[str, Any]:
     return plain
 
 
+def _checked_tools(tools: object, place: str) -> Tools:
+    try:
+        text = json.dumps(tools, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadTask(f"{place} has tools that are not JSON: {error}") from None
+    plain = json.loads(text)
+    if not isinstance(plain, list) or len(plain) > MAX_TOOLS or len(text) > TOOLS_CHARS:
+        raise BadTask(
+            f"{place} has tools that are no list of at most {MAX_TOOLS} schemas with {TOOLS_CHARS} characters in all"
+        )
+    names = [_tool_name(tool) for tool in plain]
+    if None in names:
+        bad = json.dumps(plain[names.index(None)])[:100]
+        form = '{"type": "function", "function": {"name", "description", "parameters"}}'
+        raise BadTask(f"{place} has the tool {bad}; expected {form}")
+    if len(set(names)) != len(names):
+        raise BadTask(f"{place} has two tools of one name: {', '.join(map(str, names))[:200]}")
+    return tuple(plain)
+
+
+def _tool_name(tool: object) -> str | None:
+    """Return the name in the schema of a tool, or None when it is no schema."""
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    if not isinstance(function, dict):
+        return None
+    if not isinstance(function.get("description") or "", str) or not isinstance(function.get("parameters") or {}, dict):
+        return None
+    name = function.get("name")
+    return name if isinstance(name, str) and name.strip() else None
+
+
 def build_split(name: str, version: str, split: str, listed: Iterable[object]) -> list[Task]:
     """Return a split's tasks in the order the environment listed them, with their ids.
 
@@ -106,11 +155,11 @@ def build_split(name: str, version: str, split: str, listed: Iterable[object]) -
     seen: dict[str, int] = {}
     tasks: list[Task] = []
     for position, raw in enumerate(listed):
-        prompt, answer, metadata = read_task(raw, position, split)
-        key = canonical_prompt(prompt)
+        listed = read_task(raw, position, split)
+        key = canonical_prompt(listed.prompt)
         occurrence = seen.get(key, 0)
         seen[key] = occurrence + 1
-        tasks.append(Task(task_id(name, version, split, prompt, occurrence), prompt, answer, metadata))
+        tasks.append(Task(task_id(name, version, split, listed.prompt, occurrence), *listed))
     return tasks
 
 
@@ -134,6 +183,8 @@ def public_line(task: Task, *, answers: bool = False) -> dict[str, Any]:
         BadTask: When the answer is asked for and is not JSON.
     """
     line: dict[str, Any] = {"taskId": task.id, "prompt": task.prompt, "metadata": dict(task.metadata)}
+    if task.tools:
+        line["tools"] = list(task.tools)
     if answers:
         try:
             json.dumps(task.answer, allow_nan=False)

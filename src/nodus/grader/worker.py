@@ -1,8 +1,10 @@
 """The warm worker: an environment loaded once, completions in, verdicts out, a fresh process for each.
 
-Requests are JSON lines ``{"id", "taskId", "completion"}`` on standard input; verdicts are JSON lines on the private
-descriptor, in the order of the requests. Standard input and output of everything the environment does are /dev/null.
-The worker ends when its input does.
+Requests are JSON lines on standard input: ``{"id", "taskId", "completion"}``, or ``"turns"``, a list of the model's
+turns, in place of the completion. Each is answered by a JSON line on the private descriptor, in the order of the
+requests: the verdict; with ``"step": true``, the environment's ``messages`` after the last turn, null at the end of
+the episode, or the verdict InfrastructureFailure. Standard input and output of everything the environment does are
+/dev/null. The worker ends when its input does.
 """
 
 from __future__ import annotations
@@ -67,8 +69,18 @@ class Output:
             data = data[os.write(self.descriptor, data) :]
 
 
-def serve(environment: Environment, output: Output, *, timeout_s: float, lifeline_fd: int | None) -> int:
-    """Grade completions until the input ends; return the exit code."""
+def serve(
+    environment: Environment, output: Output, *, timeout_s: float, lifeline_fd: int | None, steps: bool = False
+) -> int:
+    """Answer requests until the input ends; return the exit code.
+
+    Args:
+        environment: What grades.
+        output: Where answers go.
+        timeout_s: Wall limit of one request.
+        lifeline_fd: Closed in children.
+        steps: Whether every request is for the environment's messages and not for a verdict.
+    """
     tasks = environment.by_id()
     private_fds = (output.descriptor, output.requests, *([] if lifeline_fd is None else [lifeline_fd]))
     scorer = Scorer(environment.adapter, timeout_s, private_fds)
@@ -81,10 +93,10 @@ def serve(environment: Environment, output: Output, *, timeout_s: float, lifelin
     if output.private:
         output.line({"ready": True, "tasks": len(tasks)})
     for request in _requests(output.requests):
-        verdict = _grade(scorer, tasks, request)
-        if lost := verdict.get("lost"):
+        answer = _answer(scorer, tasks, request, steps)
+        if lost := answer.get("lost"):
             return EXIT_CODE_ENDED_SANDBOX if lost == "running" else EXIT_NO_CODE_SANDBOX
-        output.line(verdict)
+        output.line(answer)
         if not _clean_up() or _code_sandbox_gone():
             return EXIT_REPLACE_ME
     return 0
@@ -104,22 +116,33 @@ def _requests(descriptor: int) -> Iterator[dict[str, Any]]:
             yield request if isinstance(request, dict) else {"malformed": True}
 
 
-def _grade(scorer: Scorer, tasks: dict[str, Task], request: dict[str, Any]) -> dict[str, Any]:
+def _answer(scorer: Scorer, tasks: dict[str, Task], request: dict[str, Any], steps: bool) -> dict[str, Any]:
     task = tasks.get(str(request.get("taskId")))
-    completion = request.get("completion")
+    turns = _turns(request)
     evidence: dict[str, Any] = {}
-    if request.get("malformed") or not isinstance(completion, str):
-        result = failure("the request is not a JSON object with taskId and completion")
+    if turns is None:
+        result = failure("the request is not a JSON object with taskId and completion, or turns: a list of texts")
     elif task is None:
         result = failure(f"this environment has no task {request.get('taskId')!r}")
+    elif steps or request.get("step") is True:
+        result, evidence = scorer.reply(task, turns)
     else:
-        result, evidence = scorer.score(task, completion)
+        result, evidence = scorer.score(task, turns)
     if "traceback" in result:
         evidence["traceback"] = result.pop("traceback")
     if "code" in result:
         evidence["code"] = result.pop("code")
-    verdict: dict[str, Any] = {key: request[key] for key in ("id", "taskId") if key in request}
-    return {**verdict, **result, "evidence": evidence}
+    answer: dict[str, Any] = {key: request[key] for key in ("id", "taskId") if key in request}
+    return {**answer, **result, "evidence": evidence}
+
+
+def _turns(request: dict[str, Any]) -> list[str] | None:
+    """Return the model's turns of a request; None when it has none, or anything else."""
+    completion = request.get("completion")
+    if isinstance(completion, str):
+        return [completion] if "turns" not in request else None
+    turns = request.get("turns")
+    return turns if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns) else None
 
 
 def _clean_up() -> bool:

@@ -59,7 +59,7 @@ def test_held_out_prompt_is_dropped_from_train_wherever_it_repeats() -> None:
     ],
 )
 def test_task_is_a_pair_or_a_dict(raw: object, expected: object) -> None:
-    assert read_task(raw, 0, "train") == expected
+    assert read_task(raw, 0, "train")[:3] == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from nodus.grader.tasks import Task
 
 Message = dict[str, Any]
-"""A chat message: ``role`` and ``content``, both text; for the result of a tool also ``name`` or ``tool_call_id``."""
+"""A chat message: ``role`` and ``content``, both text; for the result of a tool also ``name`` or ``tool_call_id``.
+
+Of an environment's answer, roles are ``system``, ``user`` and ``tool``, and no other key is let through.
+"""
 
 
 class Refused(Exception):
@@ -34,6 +37,8 @@ class Adapter(Protocol):
     Attributes:
         kind: Its ecosystem, such as ``functions`` or ``verifiers``.
         episodes: Whether the environment answers the model's turns. False: only the first turn is ever graded.
+
+    One that knows how many turns an episode has at most also has ``max_turns``, which ``nodus-env info`` tells.
     """
 
     kind: str
