@@ -64,3 +64,22 @@ async def test_waiting_worker_wakes_for_a_key(delay_s: float) -> None:
     for key in ("a", "b", "c"):
         queue.add_after(key, delay_s)
     assert sorted(await asyncio.wait_for(asyncio.gather(*waiting), 5)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_worker_that_is_cancelled_as_a_key_comes_ends_and_leaves_the_key(ticks: int) -> None:
+    # A cancellation that came within a tick of the key was forgotten: a server then never stopped.
+    queue: WorkQueue[str] = WorkQueue(SystemClock())
+    queue.add_after("later", 60)  # so that it waits with a time limit
+    worker = asyncio.create_task(queue.get())
+    await asyncio.sleep(0.01)
+    queue.add("a")
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    if worker.done():
+        assert worker.result() == "a"
+        return
+    worker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+    assert queue.next_ready() == "a"

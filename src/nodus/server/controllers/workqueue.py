@@ -7,6 +7,7 @@ never twice at the same time; adding a key that waits changes nothing, except th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections import deque
@@ -105,10 +106,9 @@ class WorkQueue(Generic[K]):
                     self._wake.set()
                 return key
             delay_s = self._delay_s()
-            try:
-                await asyncio.wait_for(self._wake.wait(), delay_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._due)

@@ -176,7 +176,8 @@ class ModelService:
         loop = asyncio.get_running_loop()
         looking = loop.run_in_executor(self._pool, _look_up, self._endpoint, ref.repo, token, kind, revision)
         try:
-            return await asyncio.wait_for(looking, LOOKUP_TIMEOUT_S)
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                return await looking
         except TimeoutError:
             raise _no_hub(ref, f"no answer within {LOOKUP_TIMEOUT_S:g} s") from None
         except ImportFailed as failure:

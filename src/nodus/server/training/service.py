@@ -168,7 +168,8 @@ class TrainingService:
         """
         listing = asyncio.ensure_future(self._counts(found, DEFAULT_SEED if seed is None else seed, task_filter))
         try:
-            return await asyncio.wait_for(asyncio.shield(listing), LISTING_TIMEOUT_S)
+            async with asyncio.timeout(LISTING_TIMEOUT_S):
+                return await asyncio.shield(listing)
         except TimeoutError:
             # Its end is nobody's any more: take the result, so that a failure is not reported as unhandled.
             listing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

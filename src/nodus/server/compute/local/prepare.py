@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,7 +85,7 @@ def _input_mounts(attempt: AttemptDir, spec: MemberSpec, blob_path: BlobPath) ->
     mounts = []
     for number, item in enumerate(spec.inputs):
         copy = directory / str(number)
-        temporary = copy.with_name(f".{number}.{os.getpid()}")
+        temporary = copy.with_name(f".{number}.{secrets.token_hex(8)}")
         shutil.copyfile(blob_path(item.blob), temporary)
         os.chmod(temporary, 0o444)
         os.replace(temporary, copy)
@@ -130,8 +131,7 @@ def _workspace(attempt: AttemptDir, source: str | None, blob_path: BlobPath) -> 
     """Make the working directory, with the source archive unpacked in it, in one step."""
     if attempt.workspace.is_dir():
         return
-    temporary = attempt.path / f".workspace.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = attempt.path / f".workspace.{secrets.token_hex(8)}"
     own_directory(temporary)
     if source is not None:
         try:
