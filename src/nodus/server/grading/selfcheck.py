@@ -48,11 +48,13 @@ class Checked:
         digest: The environment's digest.
         splits: Split to number of tasks.
         grader: The Python and the libraries that grade, as ``status.grader`` has them.
+        manifests: Split to its tasks, with answers where they are JSON.
     """
 
     digest: str
     splits: Mapping[str, int]
     grader: Mapping[str, Any] = field(default_factory=dict)
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 async def check(service: GradingService, name: str, spec: Mapping[str, Any], pool_key: str) -> Checked:
@@ -81,7 +83,7 @@ async def check(service: GradingService, name: str, spec: Mapping[str, Any], poo
     finally:
         await service.release(pool_key)
     sizes = {split: len(manifest.tasks) for split, manifest in splits.items()}
-    return Checked(environment.digest, sizes, grader)
+    return Checked(environment.digest, sizes, grader, splits)
 
 
 async def _libraries(service: GradingService, environment: ResolvedEnvironment) -> dict[str, Any]:
@@ -92,8 +94,8 @@ async def _libraries(service: GradingService, environment: ResolvedEnvironment) 
 
 
 async def _list_twice(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:
-    first = await _list(service, environment, split)
-    second = await _list(service, environment, split)
+    first = await listed(service, environment, split)
+    second = await listed(service, environment, split)
     if len(first.tasks) != len(second.tasks):
         raise SelfCheckFailed(
             "tasks",
@@ -110,7 +112,12 @@ async def _list_twice(service: GradingService, environment: ResolvedEnvironment,
     return first
 
 
-async def _list(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:
+async def listed(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:
+    """Return a split's tasks, with their answers where those are JSON.
+
+    Raises:
+        SelfCheckFailed: When it can't list them.
+    """
     try:
         try:
             return await service.list_tasks(environment, split, _SEED, answers=True)
@@ -128,7 +135,7 @@ async def _grade_two(
 ) -> None:
     manifest = next(splits[split] for split in ("test", "train") if splits[split].tasks)
     task = manifest.tasks[0]
-    items = [Completion(task.task_id, 0, _as_reply(task)), Completion(task.task_id, 1, "")]
+    items = [Completion(task.task_id, 0, as_reply(task)), Completion(task.task_id, 1, "")]
     for item, verdict in zip(items, await service.grade(pool_key, environment, items, 1), strict=True):
         if verdict.verdict == "InfrastructureFailure":
             what = "its own answer" if item.sample == 0 else "an empty reply"
@@ -136,7 +143,8 @@ async def _grade_two(
             raise SelfCheckFailed("grade", message, str(verdict.evidence.get("traceback", "")))
 
 
-def _as_reply(task: Task) -> str:
+def as_reply(task: Task) -> str:
+    """Return a task's answer as a reply."""
     return task.answer if isinstance(task.answer, str) else json.dumps(task.answer)
 
 
