@@ -17,8 +17,12 @@ from typing import Any
 
 from nodus.core.errors import Conflict, GraderFailed, NodusError, NotFound
 
-Grade = Callable[[str, str], float | None]
-"""Scores (task id, completion); None is InvalidOutput, an exception InfrastructureFailure."""
+Grade = Callable[[str, Any], float | None]
+"""Scores (task id, completion), of an episode (task id, replies); None is InvalidOutput, an exception
+InfrastructureFailure."""
+Answer = Callable[[str, list[str]], "list[dict[str, Any]] | str | None"]
+"""What the environment says after (task id, replies): messages, or the content of one; None ends the episode, an
+exception is a failure of the environment."""
 
 GRADER_FAILED_AFTER, GRADER_FAILED_SHARE = 8, 0.5
 
@@ -36,17 +40,26 @@ class AttemptServer:
         train: Rows ``{"taskId", "prompt", "metadata"}`` of train.jsonl.
         test: Rows of test.jsonl.
         grade: Scores a completion.
+        answer: The environment's side of an episode; None where an episode ends with its first reply.
     """
 
     def __init__(
-        self, path: Path, train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]], grade: Grade
+        self,
+        path: Path,
+        train: Sequence[Mapping[str, Any]],
+        test: Sequence[Mapping[str, Any]],
+        grade: Grade,
+        answer: Answer | None = None,
     ) -> None:
         self.path = path
         self.train, self.test, self.grade = train, test, grade
+        self.say: Answer = answer or (lambda task_id, turns: None)
         self.verdicts: dict[tuple[str, str, int, str, int], dict[str, Any]] = {}
-        """Recorded verdicts by (attempt, phase, step, task, sample); each also holds the completion."""
+        """Recorded verdicts by (attempt, phase, step, task, sample); each also holds the completion, or the replies."""
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
         """Recorded events by (attempt, event id)."""
+        self.steps: list[tuple[str, int, str, int, int]] = []
+        """(phase, step, task, sample, number of replies) of everything the environment was asked, in order."""
         self.requests: list[tuple[str, str]] = []
         """(verb, Idempotency-Key) of every request, in order."""
         self.intercept: Callable[[str, dict[str, Any], int], tuple[int, Any] | None] = lambda verb, body, number: None
@@ -101,6 +114,8 @@ class AttemptServer:
             rows = [self._verdict(attempt, body["phase"], body["step"], row) for row in body["completions"]]
             self._stop_when_failing()
             return {"verdicts": rows}
+        if verb == "steps":
+            return {"replies": [self._reply(body["phase"], body["step"], row) for row in body["episodes"]]}
         if verb == "taskevents":
             for event in body["events"]:
                 self.events.setdefault((attempt, event["id"]), event)
@@ -109,17 +124,27 @@ class AttemptServer:
 
     def _verdict(self, attempt: str, phase: str, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         key = (attempt, phase, step, row["taskId"], row["sample"])
+        said = row["turns"] if "turns" in row else row["completion"]
         known = self.verdicts.get(key)
-        if known is not None and known["completion"] != row["completion"]:
+        if known is not None and known["completion"] != said:
             raise Conflict(f"{key} was graded with another completion")
         if known is None:
-            known = {**self._score(row["taskId"], row["completion"]), "completion": row["completion"]}
+            known = {**self._score(row["taskId"], said), "completion": said}
             self.verdicts[key] = known
             self._recent.append(known["verdict"] == "InfrastructureFailure")
         answer = {k: v for k, v in known.items() if k != "completion"}
         return {"taskId": row["taskId"], "sample": row["sample"], **answer}
 
-    def _score(self, task_id: str, completion: str) -> dict[str, Any]:
+    def _reply(self, phase: str, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        name = {"taskId": row["taskId"], "sample": row["sample"]}
+        self.steps.append((phase, step, row["taskId"], row["sample"], len(row["turns"])))
+        try:
+            said = self.say(row["taskId"], row["turns"])
+        except Exception as error:  # noqa: BLE001 - an environment that raises is what this answer is for
+            return {**name, "error": repr(error)}
+        return {**name, "messages": [{"role": "user", "content": said}] if isinstance(said, str) else said}
+
+    def _score(self, task_id: str, completion: Any) -> dict[str, Any]:
         try:
             reward = self.grade(task_id, completion)
         except Exception as error:  # noqa: BLE001 - a grader that raises is what this verdict is for

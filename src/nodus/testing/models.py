@@ -12,6 +12,8 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<' + message['role'][0] + '>' + message['content'] + '<end>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
 )
+TOOLS_TEMPLATE = "{% if tools %}{{ '<s>' + (tools | tojson) + '<end>' }}{% endif %}" + CHAT_TEMPLATE
+"""As ``CHAT_TEMPLATE``, with a place for tools."""
 _SPECIAL = ("<pad>", "<end>", "<s>", "<u>", "<a>")
 
 
@@ -22,6 +24,7 @@ def tiny_llama(
     hidden: int = 32,
     layers: int = 2,
     chat: bool = True,
+    tools: bool = False,
     vocabulary: str | None = None,
 ) -> Path:
     """Write a random Llama model with a character tokenizer and return its directory.
@@ -32,12 +35,15 @@ def tiny_llama(
         hidden: Width; heads are 8 wide.
         layers: Number of layers.
         chat: Whether the tokenizer has a chat template.
+        tools: Whether that template has a place for tools.
         vocabulary: The characters the tokenizer knows; letters, digits and some punctuation when None.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = character_tokenizer(chat=chat, vocabulary=vocabulary)
+    if tools:
+        tokenizer.chat_template = TOOLS_TEMPLATE
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

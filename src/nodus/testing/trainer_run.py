@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nodus.core.digests import digest_of
-from nodus.testing.attempt_server import AttemptServer, Grade
+from nodus.testing.attempt_server import Answer, AttemptServer, Grade
 
 PROJECT, NAME = "default", "test-run"
 
@@ -58,10 +58,14 @@ class TrainerRun:
             (directory / name).mkdir(parents=True, exist_ok=True)
 
     def server(
-        self, train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]], grade: Grade
+        self,
+        train: Sequence[Mapping[str, Any]],
+        test: Sequence[Mapping[str, Any]],
+        grade: Grade,
+        answer: Answer | None = None,
     ) -> AttemptServer:
         """The fake server that this run's attempts talk to; a context manager."""
-        return AttemptServer(self.socket, train, test, grade)
+        return AttemptServer(self.socket, train, test, grade, answer)
 
     def environ(self, attempt: str) -> dict[str, str]:
         """The environment variables of an attempt, params.json written."""

@@ -39,15 +39,34 @@ class Task:
     id: str
     prompt: str | list[dict[str, Any]]
     metadata: Mapping[str, Any]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the model may call, as chat templates take them; offered in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One completion to be graded; (phase, step, task, sample) names it for good."""
+    """One completion, or the replies of one episode; (phase, step, task, sample) names it for good."""
 
     task_id: str
     sample: int
-    completion: str
+    completion: str = ""
+    turns: tuple[str, ...] | None = None
+    """The model's replies so far, in order, in place of ``completion``; None outside episodes."""
+
+    def row(self) -> dict[str, Any]:
+        """What a request says of it."""
+        said = {"completion": self.completion} if self.turns is None else {"turns": list(self.turns)}
+        return {"taskId": self.task_id, "sample": self.sample, **said}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an environment answers to the replies of one episode."""
+
+    messages: list[dict[str, Any]] | None
+    """Its next messages, ``role`` and ``content``; None when the episode has ended or the environment failed."""
+    error: str | None = None
+    """Why the environment could not run; None when it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +141,29 @@ class AttemptClient:
         """
         verdicts: list[Verdict] = []
         for chunk in batches(samples, _bytes_of, most_bytes=MAX_BODY_BYTES, most=MAX_COMPLETIONS):
-            rows = [{"taskId": s.task_id, "sample": s.sample, "completion": s.completion} for s in chunk]
-            body = {"phase": phase, "step": step, "completions": rows}
+            body = {"phase": phase, "step": step, "completions": [sample.row() for sample in chunk]}
             answer = self._post("gradings", body, key=f"gradings-{digest_of(body)[7:39]}")
             verdicts.extend(parse_verdicts(answer, chunk))
         return verdicts
+
+    def reply(self, phase: Phase, step: int, episodes: Sequence[Sample]) -> list[Reply]:
+        """Have the environment answer episodes; one reply for each, in order. Nothing is graded.
+
+        Args:
+            phase: What the episodes are played for.
+            step: Optimizer step they belong to; 0 for a baseline.
+            episodes: Any number of episodes with their ``turns``, each (task, sample) once.
+
+        Raises:
+            GraderFailed: When the share of InfrastructureFailure passed its bound.
+            GraderProtocolError: When the replies are not those of the episodes sent.
+        """
+        replies: list[Reply] = []
+        for chunk in batches(episodes, _bytes_of, most_bytes=MAX_BODY_BYTES, most=MAX_COMPLETIONS):
+            body = {"phase": phase, "step": step, "episodes": [episode.row() for episode in chunk]}
+            answer = self._post("steps", body, key=f"steps-{digest_of(body)[7:39]}")
+            replies.extend(parse_replies(answer, chunk))
+        return replies
 
     def events(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Record task events; each carries an ``id`` that makes a second sending harmless."""
@@ -157,7 +194,7 @@ class AttemptClient:
 
 
 def parse_tasks(text: str) -> list[Task]:
-    """Read task lines ``{"taskId", "prompt", "metadata"}``.
+    """Read task lines ``{"taskId", "prompt", "metadata"}``, with ``tools`` where a task offers some.
 
     Raises:
         BadRequest: For a line that is not such a task, with its number.
@@ -169,7 +206,8 @@ def parse_tasks(text: str) -> list[Task]:
         try:
             row = json.loads(line)
             prompt = row["prompt"]
-            tasks.append(Task(str(row["taskId"]), prompt, row.get("metadata") or {}))
+            tools = tuple(dict(tool) for tool in row.get("tools") or ())
+            tasks.append(Task(str(row["taskId"]), prompt, row.get("metadata") or {}, tools))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadRequest(f"line {number} of the task manifest is not a task: {error!r}") from error
         if not isinstance(prompt, (str, list)):
@@ -203,8 +241,40 @@ def _verdict(row: Any, sample: Sample) -> Verdict:
     return Verdict(sample.task_id, sample.sample, name, VERDICTS[name], value, row.get("reason"))
 
 
+def parse_replies(answer: Mapping[str, Any], episodes: Sequence[Sample]) -> list[Reply]:
+    """Take the replies of an answer only if they are exactly those of ``episodes``, in order and well formed.
+
+    Raises:
+        GraderProtocolError: For a missing, extra, reordered or malformed reply.
+    """
+    rows = answer.get("replies")
+    if not isinstance(rows, list) or len(rows) != len(episodes):
+        count = len(rows) if isinstance(rows, list) else "no"
+        raise GraderProtocolError(f"{count} replies for {len(episodes)} episodes")
+    return [_reply(row, episode) for row, episode in zip(rows, episodes, strict=True)]
+
+
+def _reply(row: Any, episode: Sample) -> Reply:
+    if not isinstance(row, Mapping) or (row.get("taskId"), row.get("sample")) != (episode.task_id, episode.sample):
+        asked = f"{episode.task_id} sample {episode.sample}"
+        raise GraderProtocolError(f"a reply for {row!r:.200} where {asked} was asked")
+    if row.get("error") is not None:
+        return Reply(None, str(row["error"]))
+    messages = row.get("messages")
+    if messages is None and "messages" in row:
+        return Reply(None)
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        raise GraderProtocolError(f"{episode.task_id}: {messages!r:.200} are no messages of role and content")
+    return Reply([dict(message) for message in messages])
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
 def _bytes_of(sample: Sample) -> int:
-    return len(json.dumps(sample.completion)) + len(sample.task_id) + 60
+    said = sample.completion if sample.turns is None else sample.turns
+    return len(json.dumps(said)) + len(sample.task_id) + 60
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodus.trainer.attempt import AttemptClient, Phase, Sample, Task, Verdict
+from nodus.trainer.attempt import VERDICTS, AttemptClient, Phase, Sample, Task, Verdict
+from nodus.trainer.episodes import Episode, Player, figures
 from nodus.trainer.generation import GREEDY, generate
 from nodus.trainer.grpo_config import EVALUATION_BATCH, completion_length
 from nodus.trainer.models import stop_ids
@@ -22,12 +23,13 @@ class Scores:
     step: int
     seconds: float
     rows: tuple[Mapping[str, Any], ...]
-    """``taskId``, ``completion``, ``verdict``, ``outcome``, ``reward`` of each task."""
+    """``taskId``, ``completion``, ``verdict``, ``outcome``, ``reward`` of each task; of an episode, whose completion is
+    its last reply, also its ``messages`` after the prompt, ``turns``, ``environmentTokens`` and ``end``."""
 
     def counts(self) -> dict[str, Any]:
         """The figures of the evaluation; a task whose grader failed is an error and in no rate.
 
-        ``passRate`` and ``meanReward`` are None when nothing was scored.
+        ``passRate`` and ``meanReward`` are None when nothing was scored. Those of episodes follow.
         """
         scored = [row for row in self.rows if row["outcome"] != "Error"]
         passed = sum(row["outcome"] == "Passed" for row in scored)
@@ -40,7 +42,13 @@ class Scores:
             "meanReward": sum(rewards) / len(rewards) if rewards else None,
             "seconds": round(self.seconds, 3),
             "step": self.step,
+            **self._episodes(),
         }
+
+    def _episodes(self) -> dict[str, Any]:
+        played = [row for row in self.rows if "turns" in row]
+        columns = [[row[name] for row in played] for name in ("end", "turns", "environmentTokens")]
+        return figures(*columns)
 
     def to_json(self) -> dict[str, Any]:
         """The scores as they are kept in the state directory."""
@@ -62,6 +70,7 @@ class Evaluator:
         tasks: The tasks, in the order they are graded.
         values: The run's parameters.
         attempt: Where completions are graded.
+        player: Plays an episode of each task; None where one reply is all there is to it.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class Evaluator:
         tasks: Sequence[Task],
         values: Values,
         attempt: AttemptClient,
+        player: Player | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -80,6 +90,7 @@ class Evaluator:
         self._batch = values["evaluationBatchSize"] or EVALUATION_BATCH
         self._max_new_tokens = completion_length(values)
         self._attempt = attempt
+        self._player = player
 
     def run(self, phase: Phase, step: int) -> Scores:
         """Complete every task greedily and have the completions graded, a batch at a time."""
@@ -87,6 +98,9 @@ class Evaluator:
         rows: list[Mapping[str, Any]] = []
         for start in range(0, len(self._tasks), self._batch):
             batch = self._tasks[start : start + self._batch]
+            if self._player is not None:
+                rows += self._play(batch, phase, step)
+                continue
             texts = self._complete(batch)
             samples = [Sample(task.id, 0, text) for task, text in zip(batch, texts, strict=True)]
             verdicts = self._attempt.grade(phase, step, samples)
@@ -104,6 +118,29 @@ class Evaluator:
             sampling=GREEDY,
         )
         return self._tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
+
+    def _play(self, tasks: Sequence[Task], phase: Phase, step: int) -> list[dict[str, Any]]:
+        assert self._player is not None
+        episodes = [Episode(task.id, 0) for task in tasks]
+        self._player.play(self._model, episodes, copies=1, sampling=GREEDY, phase=phase, step=step)
+        verdicts = iter(self._attempt.grade(phase, step, [e.to_sample() for e in episodes if e.failure is None]))
+        return [_episode_row(e, next(verdicts) if e.failure is None else _failed(e)) for e in episodes]
+
+
+def _failed(episode: Episode) -> Verdict:
+    """The verdict of an episode that its environment could not go on with; nothing of it is graded."""
+    name = "InfrastructureFailure"
+    return Verdict(episode.task_id, episode.sample, name, VERDICTS[name], None, episode.failure)
+
+
+def _episode_row(episode: Episode, verdict: Verdict) -> dict[str, Any]:
+    return {
+        **_row(episode.turns[-1], verdict),
+        "messages": episode.messages,
+        "turns": len(episode.turns),
+        "environmentTokens": len(episode.own) - sum(episode.own),
+        "end": episode.end,
+    }
 
 
 def _row(text: str, verdict: Verdict) -> dict[str, Any]:

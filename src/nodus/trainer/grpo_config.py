@@ -47,13 +47,13 @@ def precision(values: Values, device: Device) -> str:
 
 
 def completion_length(values: Values) -> int:
-    """Tokens per completion: ``maxCompletionLength``, and no more than a whole episode may have."""
+    """Tokens per reply: ``maxCompletionLength``, and no more than a whole episode may have."""
     episode = values["maxEpisodeTokens"]
     return values["maxCompletionLength"] if episode is None else min(values["maxCompletionLength"], episode)
 
 
 def prompt_length(values: Values) -> int:
-    """Tokens of a prompt that are kept, from its end, so that prompt and completion fit ``maxLength``."""
+    """Tokens of a prompt that are kept, from its end, so that prompt and first reply fit ``maxLength``."""
     return values["maxLength"] - completion_length(values)
 
 
@@ -87,11 +87,6 @@ def _cause(path: str, message: str, reason: str = "FieldValueInvalid") -> Cause:
 
 def _shared_causes(values: Values, device: Device) -> list[Cause]:
     causes = []
-    if (values["maxTurns"] or 1) > 1:
-        message = (
-            f"{values['maxTurns']} turns need a multi-turn Environment, which this trainer does not run yet; use 1"
-        )
-        causes.append(_cause("maxTurns", message, "FieldValueNotSupported"))
     if prompt_length(values) < 1:
         message = (
             f"{values['maxLength']} leaves no room for a prompt beside {completion_length(values)} completion tokens"
@@ -115,6 +110,10 @@ def _training_causes(values: Values, device: Device) -> list[Cause]:
     strategy = values["distributed.strategy"]
     if strategy not in ("Auto", "DDP") and not device.gpu:
         message = f"{strategy} needs GPUs; use Auto or DDP on a CPU"
+        causes.append(_cause("distributed.strategy", message, "FieldValueNotSupported"))
+    if strategy not in ("Auto", "DDP") and (values["maxTurns"] or 1) > 1:
+        # Every process of a sharded model has to run it as often as the others; episodes differ in turns.
+        message = f"{strategy} does not play episodes of several turns; use Auto or DDP"
         causes.append(_cause("distributed.strategy", message, "FieldValueNotSupported"))
     if values["steps"] == 0:
         causes.append(_cause("steps", "0 steps train nothing; use -1 for epochs, or at least 1"))

@@ -2,13 +2,16 @@
 
 The algorithm and the loss are TRL's. Overridden here are how completions are sampled and scored (the same numbers in
 fewer operations), the order of tasks (a function of seed and epoch, so that a resumed run continues it), the removal of
-completions whose grader could not run, and the measuring of the KL divergence where ``beta`` is 0.
+completions whose grader could not run, and the measuring of the KL divergence where ``beta`` is 0. Episodes of several
+turns come in as TRL's rollouts: one completion each, whose ``tool_mask`` is 1 at the model's own tokens; the others are
+attended to and are in no loss, entropy or length.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,14 @@ from torch.utils.data import Sampler
 from transformers import Trainer
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
-from trl.trainer.utils import split_tensor_dict
+from trl.trainer.utils import pad, split_tensor_dict
 
+from nodus.trainer.episodes import Episode, Player, figures
 from nodus.trainer.generation import Sampling, generate
+from nodus.trainer.rewards import SocketRewards
 from nodus.trainer.scoring import add_scoring, pack, score, supports_packing
 
-_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampling_per_token_logps")
+_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
 
 
 @dataclass(slots=True)
@@ -33,8 +38,9 @@ class StepFigures:
     rows: int = 0
     """Completions in the loss."""
     completion_tokens: int = 0
+    """The model's own tokens in the loss."""
     tokens: int = 0
-    """Prompt and completion tokens in the loss."""
+    """Tokens that were run for the loss: prompts, the model's and the environment's."""
     kl: float | None = None
     """Mean KL divergence from the base model over the tokens of one group; None where it is not measured apart."""
     kl_seconds: float = 0.0
@@ -88,7 +94,7 @@ class GroupTrainer(GRPOTrainer):
     Args:
         prompt_ids: Token ids of every task's prompt, by task id; the data set's ``prompt`` column holds the task id.
         on_checkpoint: Called with a checkpoint's directory once transformers has written it.
-        **arguments: Those of GRPOTrainer.
+        **arguments: Those of GRPOTrainer; the reward of episodes is a ``SocketRewards``.
     """
 
     def __init__(
@@ -101,6 +107,10 @@ class GroupTrainer(GRPOTrainer):
         self._buffered_inputs: list[dict[str, Any]] | None = None
         super().__init__(**arguments)
         self._prompt_ids = prompt_ids
+        self._player: Player | None = None
+        self._own: torch.Tensor | None = None
+        self.episodes: dict[str, Any] = {}
+        """Figures of the episodes sampled last, of this process; empty for completions."""
         self._on_checkpoint = on_checkpoint
         self._unscored: torch.Tensor | None = None
         self._sampled_in = -1
@@ -130,6 +140,16 @@ class GroupTrainer(GRPOTrainer):
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
+    @property
+    def player(self) -> Player | None:
+        """Plays episodes in place of sampling one completion a prompt; None for completions."""
+        return self._player
+
+    @player.setter
+    def player(self, player: Player | None) -> None:
+        self._player = player
+        self.rollout_func = None if player is None else self._play
+
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self._prompt_ids[task_id] for task_id in prompts], None, {}
 
@@ -140,12 +160,7 @@ class GroupTrainer(GRPOTrainer):
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
         # A process may hold part of a group: copies of a prompt are those that stand next to each other here.
         unique, copies = _runs(prompt_ids)
-        unwrap = unwrap_model_for_generation(
-            self.model_wrapped,
-            self.accelerator,
-            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-        )
-        with unwrap as model, self.accelerator.autocast():
+        with self._sampler() as model:
             completions = generate(
                 model,
                 unique,
@@ -155,13 +170,56 @@ class GroupTrainer(GRPOTrainer):
                 pad_id=self._tokenizer.pad_token_id,
                 sampling=Sampling(self.temperature, self.top_k, self.top_p),
             )
-        self._sampled_in = self.state.global_step
-        entropies = [entropy for c in completions for entropy in c.entropies]
-        self.sampling_entropy = sum(entropies) / len(entropies)
+        self._sampled([c.entropies for c in completions])
         return [c.tokens for c in completions], [c.log_probs for c in completions]
 
+    @contextmanager
+    def _sampler(self) -> Iterator[Any]:
+        """The model to sample with, in the precision of the training."""
+        unwrap = unwrap_model_for_generation(
+            self.model_wrapped,
+            self.accelerator,
+            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+        )
+        with unwrap as model, self.accelerator.autocast():
+            yield model
+
+    def _sampled(self, entropies: list[list[float]]) -> None:
+        self._sampled_in = self.state.global_step
+        drawn = [entropy for row in entropies for entropy in row]
+        self.sampling_entropy = sum(drawn) / len(drawn)
+
+    def _play(self, task_ids: list[str], _: Any) -> dict[str, list[Any]]:
+        """TRL's rollout: an episode of every task, its environment's tokens masked."""
+        assert self._player is not None
+        rewards = self.reward_funcs[0]
+        assert isinstance(rewards, SocketRewards)
+        step = self.state.global_step + 1
+        numbers = rewards.numbers(len(task_ids), step)
+        episodes = [Episode(task_id, number) for task_id, number in zip(task_ids, numbers, strict=True)]
+        prompt_ids = [self._prompt_ids[task_id] for task_id in task_ids]
+        sampling = Sampling(self.temperature, self.top_k, self.top_p)
+        with self._sampler() as model:
+            copies = _runs(prompt_ids)[1]
+            self._player.play(model, episodes, copies=copies, sampling=sampling, phase="Training", step=step)
+        self._sampled([episode.entropies for episode in episodes])
+        environment = [len(episode.own) - sum(episode.own) for episode in episodes]
+        self.episodes = figures([e.end for e in episodes], [len(e.turns) for e in episodes], environment)
+        own = [episode.own for episode in episodes]
+        self._own = pad([torch.tensor(row) for row in own], padding_value=0).to(self.accelerator.device)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [episode.tokens for episode in episodes],
+            "logprobs": [episode.log_probs for episode in episodes],
+            "env_mask": own,
+            "episode": episodes,
+        }
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = super()._generate_and_score_completions(inputs)
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+        finally:
+            self._own = None
         unscored = self._unscored
         if unscored is not None and bool(unscored.any()):
             # TRL leaves an unrewarded completion out of its group's mean and deviation and gives it no advantage; its
@@ -169,7 +227,7 @@ class GroupTrainer(GRPOTrainer):
             rank, rows = self.accelerator.process_index, len(inputs)
             local = unscored[rank * rows : (rank + 1) * rows].to(batch["completion_mask"].device)
             batch["completion_mask"] = batch["completion_mask"].masked_fill(local.unsqueeze(1), 0)
-            batch["num_items_in_batch"] = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+            batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
         return batch
 
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
@@ -222,7 +280,8 @@ class GroupTrainer(GRPOTrainer):
         parts = []
         for start in range(0, len(input_ids), size):
             ids, mask = input_ids[start : start + size], attention_mask[start : start + size]
-            packed = pack(ids, mask, logits_to_keep, self._tokenizer.pad_token_id)
+            own = None if self._own is None else self._own[start : start + size]
+            packed = pack(ids, mask, logits_to_keep, self._tokenizer.pad_token_id, own)
             with self.accelerator.autocast():
                 parts.append(score(model, packed, (len(ids), logits_to_keep), self.model.dtype))
         log_probs = torch.cat([part[0] for part in parts])
@@ -236,7 +295,17 @@ class GroupTrainer(GRPOTrainer):
         if self._without_gradient(inputs):
             # Zero gradients rather than none: the optimizer still takes its step, momentum and decay included.
             return sum((p * 0).sum() for p in model.parameters() if p.requires_grad)
-        return super()._compute_loss(model, inputs)
+        with self._scoring(inputs):
+            return super()._compute_loss(model, inputs)
+
+    @contextmanager
+    def _scoring(self, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """Have the model's own tokens of a batch scored alone: TRL passes no mask of them on to where they are."""
+        self._own = inputs.get("tool_mask")
+        try:
+            yield
+        finally:
+            self._own = None
 
     @property
     def _first_of_step(self) -> bool:
@@ -256,7 +325,7 @@ class GroupTrainer(GRPOTrainer):
         lengths = inputs["completion_mask"].sum(dim=1)
         prompts = inputs["prompt_mask"].sum(dim=1)
         self.figures.rows += int((lengths > 0).sum())
-        self.figures.completion_tokens += int(lengths.sum())
+        self.figures.completion_tokens += int(_loss_mask(inputs).sum())
         self.figures.tokens += int(lengths.sum()) + int(prompts[lengths > 0].sum())
 
     @torch.no_grad()
@@ -264,18 +333,19 @@ class GroupTrainer(GRPOTrainer):
         """Measure the KL divergence from the base model on one group of the step, with dropout off."""
         started = time.perf_counter()
         rows = self._one_group()
-        mask = rows["completion_mask"]
+        mask = _loss_mask(rows)
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-        attention = torch.cat([rows["prompt_mask"], mask], dim=1)
+        attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
         arguments = (ids, attention, mask.size(1), self.args.per_device_train_batch_size)
         training = self.model.training
         self.model.eval()
         policy = rows.get("sampling_per_token_logps")
-        if policy is None or self._sampled_in != self.state.global_step:
-            # The weights have moved since these were sampled, or the sampler kept no log-probabilities.
-            policy = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
-        with self.accelerator.unwrap_model(self.model).disable_adapter():
-            base = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
+        with self._scoring(rows):
+            if policy is None or self._sampled_in != self.state.global_step:
+                # The weights have moved since these were sampled, or the sampler kept no log-probabilities.
+                policy = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
+            with self.accelerator.unwrap_model(self.model).disable_adapter():
+                base = self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
         self.model.train(training)
         difference = (base - policy).double()
         divergence = (difference.exp() - difference - 1) * mask
@@ -302,6 +372,12 @@ class GroupTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
         if self._on_checkpoint is not None and self.args.should_save:
             self._on_checkpoint(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+
+def _loss_mask(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Ones at the completion tokens that a batch's loss is about: all of a completion's, an episode's own ones."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
 
 def _runs(prompt_ids: list[list[int]]) -> tuple[list[list[int]], int]:

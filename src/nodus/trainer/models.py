@@ -1,9 +1,8 @@
-"""Loading the model and its tokenizer from the mounted directory, and rendering prompts for it."""
+"""Loading the model and its tokenizer from the mounted directory."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nodus.core.errors import BadRequest, Cause, Invalid
-from nodus.trainer.attempt import Task
 from nodus.trainer.grpo_config import Device, precision
 from nodus.trainer.parameters import PARAMETERS_PATH, Values
-
-CHAT_TEMPLATE_ARGUMENTS = {"enable_thinking": False}
-"""Given to every chat template: with it a reasoning model answers within its completion tokens; others ignore it."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -98,35 +93,3 @@ def stop_ids(model: Any, tokenizer: Any) -> list[int]:
     declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return list(dict.fromkeys([*own, *declared]))
-
-
-def render(tokenizer: Any, tasks: Sequence[Task], max_tokens: int) -> dict[str, list[int]]:
-    """Token ids of every task's prompt, ready for the reply; longer ones keep their last ``max_tokens``.
-
-    A prompt that is one string becomes one user message when the tokenizer has a chat template.
-
-    Raises:
-        BadRequest: For chat messages without a chat template, or a prompt of no tokens.
-    """
-    rendered = {}
-    for task in tasks:
-        ids = _prompt_ids(tokenizer, task)
-        if not ids:
-            raise BadRequest(f"task {task.id}: the prompt has no tokens")
-        rendered[task.id] = ids[-max_tokens:]
-    return rendered
-
-
-def _prompt_ids(tokenizer: Any, task: Task) -> list[int]:
-    if not tokenizer.chat_template:
-        if isinstance(task.prompt, list):
-            message = f"task {task.id} is a list of chat messages, and the model's tokenizer has no chat template"
-            raise BadRequest(
-                message, fix="use an instruction-tuned model, or an Environment whose prompts are plain text"
-            )
-        return list(tokenizer(task.prompt)["input_ids"])
-    messages = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}]
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True, **CHAT_TEMPLATE_ARGUMENTS
-    )
-    return list(encoded["input_ids"])

@@ -11,14 +11,16 @@ from typing import Any
 
 from nodus.core.digests import digest_of
 from nodus.trainer.attempt import Task
+from nodus.trainer.chat import CHAT_TEMPLATE_ARGUMENTS
 from nodus.trainer.evaluation import Scores
 from nodus.trainer.files import manifest_of, read_json, write_json
 from nodus.trainer.grpo_config import Device, effective
-from nodus.trainer.models import CHAT_TEMPLATE_ARGUMENTS
 from nodus.trainer.run import Run
 
 SAMPLES = 16
 """Held-out tasks whose replies before and after are shown in results.json."""
+_SHOWN = ("completion", "verdict", "reward", "turns", "messages")
+"""What is shown of each reply, and of each episode."""
 _STACK = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
@@ -112,7 +114,7 @@ def _samples(tasks: Sequence[Task], baseline: Scores | None, final: Scores | Non
     shown = []
     for task in tasks[:SAMPLES]:
         replies = {
-            side: {key: by_task[task.id][key] for key in ("completion", "verdict", "reward")}
+            side: {key: by_task[task.id][key] for key in _SHOWN if key in by_task[task.id]}
             for side, by_task in rows.items()
             if task.id in by_task
         }

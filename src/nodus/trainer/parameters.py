@@ -242,7 +242,7 @@ GRPO_LORA: tuple[Parameter, ...] = (
         "maxEpisodeTokens",
         "integer",
         "Tokens of a whole multi-turn episode after the prompt, the model’s and the Environment’s",
-        "bound on GRPOConfig.max_completion_length",
+        "end of an episode; bound on GRPOConfig.max_completion_length",
         minimum=8,
         maximum=131072,
     ),

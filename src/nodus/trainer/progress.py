@@ -121,7 +121,7 @@ class Progress(TrainerCallback):
         figures = self._trainer.figures
         if "reward" in logs:
             # A step that reuses completions sampled earlier shows the rewards they got then.
-            self._sampled = {"reward": logs["reward"], "rewardStd": logs["reward_std"]}
+            self._sampled = {"reward": logs["reward"], "rewardStd": logs["reward_std"], **self._trainer.episodes}
         seconds = self._seconds - figures.kl_seconds
         return {
             "id": f"metrics-{state.global_step}",
@@ -161,6 +161,7 @@ def _line(event: Mapping[str, Any]) -> str:
         value = event.get(name)
         return "-" if value is None else f"{value:.4g}"
 
-    names = ("reward", "rewardStd", "loss", "kl", "learningRate", "entropy", "completionLength", "noContrastShare")
+    names = ["reward", "rewardStd", "loss", "kl", "learningRate", "entropy", "completionLength", "noContrastShare"]
+    names += ["turns"] if "turns" in event else []
     figures = " ".join(f"{name}={shown(name)}" for name in names)
     return f"step {event['step']}/{event['totalSteps']} {figures} {shown('stepSeconds')}s"

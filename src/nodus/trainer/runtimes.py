@@ -184,7 +184,14 @@ _NOTES = """\
   all have full attention. The loss is TRL's; adapter dropout on the prompt's tokens is then drawn once a group.
   Groups without contrast and with `beta` 0 have a gradient of exactly zero and are not computed.
 * `evalSteps` grades the held-out tasks every so many steps; the rows have the phase `Evaluation` and that step.
-* `maxTurns` above 1 needs a multi-turn Environment and is refused by this version.
+* With `maxTurns` above 1 the model and the Environment take turns, in training, baseline and evaluation. The tokens a
+  model sampled stay as they are; between its replies stands what the chat template puts there. Loss, entropy, lengths
+  and KL are of the model's own tokens alone. An episode ends when the Environment ends it, after `maxTurns` replies, or
+  where `maxEpisodeTokens` (unset: the model's positions) would not leave a token for the next reply; it is graded as it
+  stands. One whose Environment fails on the way has no reward. A step's event then has `turns`, `environmentTokens`,
+  `maxTurnsShare`, `maxEpisodeTokensShare` and `environmentFailures`. Keys and values of earlier turns are kept.
+* `maxLength` bounds the prompt with one reply; the longest prompt and `maxEpisodeTokens` have to fit the model.
+* A task's tools are offered by the chat template; one that has no place for them is refused.
 * The same seed on the same CPU and number of threads gives the same adapter, also through a resume.
 """
 

@@ -40,7 +40,13 @@ class Packed:
     """Index into the flattened (N * C) completion tokens that it is."""
 
 
-def pack(ids_NT: torch.Tensor, mask_NT: torch.Tensor, completion_columns: int, pad_id: int) -> Packed:
+def pack(
+    ids_NT: torch.Tensor,
+    mask_NT: torch.Tensor,
+    completion_columns: int,
+    pad_id: int,
+    own_NC: torch.Tensor | None = None,
+) -> Packed:
     """Lay a TRL batch out in packed rows.
 
     Args:
@@ -48,14 +54,20 @@ def pack(ids_NT: torch.Tensor, mask_NT: torch.Tensor, completion_columns: int, p
         mask_NT: Ones at real tokens, same shape. A completion without any is scored nowhere.
         completion_columns: C.
         pad_id: Fills packed rows of different lengths.
+        own_NC: Ones at completion tokens of the model, (N, C); the others are attended to and not scored. None where
+            all are the model's.
     """
     prompt_columns = ids_NT.size(1) - completion_columns
     ids, mask = ids_NT.tolist(), mask_NT.bool().tolist()
+    own = None if own_NC is None else own_NC.bool().tolist()
     rows: list[_Row] = []
     open_rows: dict[tuple[int, ...], _Row] = {}
     for n, (tokens, real) in enumerate(zip(ids, mask, strict=True)):
         prompt = tuple(t for t, m in zip(tokens[:prompt_columns], real[:prompt_columns], strict=True) if m)
         completion = [t for t, m in zip(tokens[prompt_columns:], real[prompt_columns:], strict=True) if m]
+        scored = None if own is None else [o for o, m in zip(own[n], real[prompt_columns:], strict=True) if m]
+        if scored is not None:  # nothing is asked of what follows the model's last token
+            completion = completion[: max((i + 1 for i, o in enumerate(scored) if o), default=0)]
         if not completion:
             continue
         row = open_rows.get(prompt)
@@ -63,7 +75,7 @@ def pack(ids_NT: torch.Tensor, mask_NT: torch.Tensor, completion_columns: int, p
             row = _Row(prompt)
             open_rows[prompt] = row
             rows.append(row)
-        row.add(completion, n * completion_columns)
+        row.add(completion, n * completion_columns, scored)
     # A batch with nothing to score still runs one token: other processes wait for this one's gradients.
     return _stack(rows or [_Row((pad_id,))], pad_id, ids_NT.device)
 
@@ -80,16 +92,17 @@ class _Row:
         self.labels: list[int] = []
         self.into: list[int] = []
 
-    def add(self, completion: list[int], target: int) -> None:
+    def add(self, completion: list[int], target: int, scored: list[bool] | None) -> None:
         start = len(self.ids)
         # A completion's last token is only ever predicted, so it need not be run.
         inner = completion[:-1]
         self.ids += inner
         self.positions += range(self.prompt_length, self.prompt_length + len(inner))
         self.segments += [self.segments[-1] + 1 if self.segments else 1] * len(inner)
-        self.at += [self.prompt_length - 1, *range(start, start + len(inner))]
-        self.labels += completion
-        self.into += range(target, target + len(completion))
+        places = [place for place in range(len(completion)) if scored is None or scored[place]]
+        self.at += [self.prompt_length - 1 if place == 0 else start + place - 1 for place in places]
+        self.labels += [completion[place] for place in places]
+        self.into += [target + place for place in places]
 
 
 def _stack(rows: list[_Row], pad_id: int, device: torch.device) -> Packed:
@@ -169,7 +182,7 @@ def add_scoring(model: Any, temperature: float) -> None:
 
 
 def score(model: Any, packed: Packed, shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of every completion token, each (N, C), zeros at padding.
+    """Log-probabilities and entropies of every scored completion token, each (N, C), zeros elsewhere.
 
     Args:
         model: A model that ``add_scoring`` was applied to, as it stands in the training loop.

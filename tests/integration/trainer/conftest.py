@@ -66,7 +66,7 @@ class Session:
 
 @pytest.fixture
 def prepare(tmp_path: Path, tiny_dir: Path) -> Iterator[Callable[..., Session]]:
-    """Make a GRPO run ready up to its first step; ``grade`` and every parameter can be given."""
+    """Make a GRPO run ready up to its first step; the environment, the model and every parameter can be given."""
     from nodus.trainer.attempt import AttemptClient
     from nodus.trainer.checkpoints import State
     from nodus.trainer.grpo_config import KEEP_CHECKPOINTS
@@ -77,10 +77,18 @@ def prepare(tmp_path: Path, tiny_dir: Path) -> Iterator[Callable[..., Session]]:
     with ExitStack() as stack:
         made = []
 
-        def make(grade: Any = letters, *, world: dict[str, str] | None = None, **parameters: Any) -> Session:
+        def make(
+            grade: Any = letters,
+            *,
+            answer: Any = None,
+            tasks: tuple[list[Any], list[Any]] = (TRAIN, HELD_OUT),
+            model_dir: Path = tiny_dir,
+            world: dict[str, str] | None = None,
+            **parameters: Any,
+        ) -> Session:
             directory = tmp_path / f"run{len(made)}"
-            run = TrainerRun(directory, tiny_dir, {**PARAMETERS, **parameters})
-            server = stack.enter_context(run.server(TRAIN, HELD_OUT, grade))
+            run = TrainerRun(directory, model_dir, {**PARAMETERS, **parameters})
+            server = stack.enter_context(run.server(*tasks, grade, answer))
             spec = Run.load({**run.environ("att1"), **(world or {})})
             attempt = AttemptClient(spec.socket, PROJECT, NAME, spec.attempt)
             state = State(spec.state_dir, spec.binding(), spec.parameters["saveTotalLimit"] or KEEP_CHECKPOINTS)

@@ -55,6 +55,7 @@ OBSERVED = {
     "maxEpisodeTokens": (8, lambda made: made.trainer.max_completion_length, 8),
     "maxGradNorm": (0.5, args("max_grad_norm"), 0.5),
     "maxLength": (16, prompt_lengths, {8}),
+    "maxTurns": (3, lambda made: made.trainer.player and made.trainer.player.limits.turns, 3),
     "method": ("Full", lambda made: hasattr(made.trainer.model, "peft_config"), False),
     "numGenerations": (8, lambda made: made.trainer.num_generations, 8),
     "precision": ("bf16", lambda made: (made.trainer.args.bf16, made.trainer.model.dtype), (True, torch.bfloat16)),
@@ -74,7 +75,7 @@ OBSERVED = {
 BESIDE = {"warmupRatio": {"lrScheduler": "linear"}}
 """Parameters that another one shows: a constant schedule has no warm-up."""
 
-REFUSED = {"distributed.strategy": "FSDP", "maxTurns": 3}
+REFUSED = {"distributed.strategy": "FSDP"}
 ALSO_REFUSED = {"method": "QLoRA", "precision": "fp16", "attention": "flash_attention_2"}
 
 

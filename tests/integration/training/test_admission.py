@@ -105,7 +105,6 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
             {
                 "parameters": {
                     "steps": 0,
-                    "maxTurns": 6,
                     "maxLength": 64,
                     "sampling": {"temperature": 0},
                     "lora": {"targetModules": 7},
@@ -113,7 +112,6 @@ async def test_valid_manifest_is_pinned_and_compiled(admit: Any, manifest: Manif
             },
             {
                 "spec.parameters.steps": "0 steps train nothing",
-                "spec.parameters.maxTurns": "not available yet",
                 "spec.parameters.maxLength": "leaves no room for a prompt",
                 "spec.parameters.sampling.temperature": "no contrast",
                 "spec.parameters.lora.targetModules": "neither a list of module names nor all-linear",

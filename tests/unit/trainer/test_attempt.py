@@ -8,7 +8,15 @@ import pytest
 
 from nodus.core.errors import BadRequest, Conflict, GraderFailed, Unavailable
 from nodus.testing.attempt_server import AttemptServer
-from nodus.trainer.attempt import AttemptClient, GraderProtocolError, Sample, parse_tasks, parse_verdicts
+from nodus.trainer.attempt import (
+    AttemptClient,
+    GraderProtocolError,
+    Reply,
+    Sample,
+    parse_replies,
+    parse_tasks,
+    parse_verdicts,
+)
 
 TRAIN = [{"taskId": "t1", "prompt": "one", "metadata": {"family": "a"}}]
 TEST = [{"taskId": "h1", "prompt": [{"role": "user", "content": "two"}], "metadata": {}}]
@@ -142,3 +150,46 @@ def test_grade_refuses_what_a_server_sends_short(client, server):
 def test_line_that_is_no_task_is_named_by_its_number(line):
     with pytest.raises(BadRequest, match="line 2"):
         parse_tasks('{"taskId": "a", "prompt": "x"}\n' + line)
+
+
+def test_environment_answers_each_episode_in_order(client, server):
+    def say(task_id, turns):
+        return None if turns[-1] == "stop" else f"heard {int(turns[-1])}"
+
+    server.say = say
+    episodes = [Sample("t1", i, turns=turns) for i, turns in enumerate([("1",), ("1", "stop"), ("x",)])]
+    replies = client.reply("Training", 2, episodes)
+    assert replies[:2] == [Reply([{"role": "user", "content": "heard 1"}]), Reply(None)]
+    assert replies[2].messages is None and "ValueError" in replies[2].error
+    assert server.steps == [("Training", 2, "t1", 0, 1), ("Training", 2, "t1", 1, 2), ("Training", 2, "t1", 2, 1)]
+
+
+def test_replies_of_an_episode_are_graded_in_place_of_a_completion(client, server):
+    server.grade = lambda task, turns: float(len(turns) == 2)
+    assert [v.reward for v in client.grade("Training", 1, [Sample("t1", 0, turns=("a", "b"))])] == [1.0]
+
+
+EPISODE = Sample("t1", 0, turns=("a",))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,
+        [],
+        [{"taskId": "t1", "sample": 1, "messages": None}],
+        [{"taskId": "t1", "sample": 0}],
+        [{"taskId": "t1", "sample": 0, "messages": "hello"}],
+        [{"taskId": "t1", "sample": 0, "messages": [{"role": "user"}]}],
+        [{"taskId": "t1", "sample": 0, "messages": [{"role": "user", "content": ["a"]}]}],
+    ],
+)
+def test_replies_that_do_not_answer_what_was_asked_are_not_used(rows):
+    with pytest.raises(GraderProtocolError):
+        parse_replies({"replies": rows}, [EPISODE])
+
+
+def test_tasks_may_carry_tools():
+    tool = {"type": "function", "function": {"name": "add"}}
+    lines = [{"taskId": "t1", "prompt": "one", "tools": [tool]}, {"taskId": "t2", "prompt": "two"}]
+    assert [task.tools for task in parse_tasks("\n".join(map(json.dumps, lines)))] == [(tool,), ()]

@@ -1,9 +1,12 @@
 """Decoding with shared prompts gives what transformers' generate gives, and sampling follows its distribution."""
 
+import inspect
+
 import pytest
 import torch
 
-from nodus.trainer.generation import GREEDY, Sampling, generate
+from nodus.trainer import generation
+from nodus.trainer.generation import GREEDY, Decoder, Sampling, generate
 
 pytestmark = pytest.mark.timeout(240)  # the first of them imports torch and transformers
 
@@ -106,3 +109,71 @@ def test_top_p_keeps_the_fewest_that_reach_the_mass(mass, kept):
 
 def test_temperature_zero_is_greedy():
     assert GREEDY.choose(LOGITS).tolist() == [0]
+
+
+ADDED = [[20, 21], [22], [23, 24, 25, 26]]
+
+
+def played(model, turns, *, sampling=GREEDY, stop_ids=(1, 30, 31, 32, 33), copies=2, limit=9):
+    """Sequences of three prompts and two copies over several turns, fewer rows each turn; and their completions."""
+    decoder = Decoder(model, stop_ids=stop_ids, pad_id=0, sampling=sampling, keep=True)
+    rows = list(range(len(PROMPTS) * copies))
+    sequences = {row: list(PROMPTS[row // copies]) for row in rows}
+    # Some rows may write less than others.
+    limits = [limit - row % 3 for row in rows]
+    completions = decoder.start(PROMPTS, copies, limits)
+    history = []
+    for turn in range(turns):
+        for row, completion in zip(rows, completions, strict=True):
+            history.append((list(sequences[row]), completion, limits[row]))
+            sequences[row] += completion.tokens
+        if turn == turns - 1:
+            break
+        rows = [row for row in rows if row != turn]
+        added = [ADDED[(row + turn) % 3] for row in rows]
+        for row, tokens in zip(rows, added, strict=True):
+            sequences[row] += tokens
+        completions = decoder.go_on(rows, added, [limits[row] for row in rows])
+    return history
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_every_turn_is_what_the_model_writes_after_the_whole_sequence(tiny, keeps, monkeypatch):
+    if not keeps:  # a cache that cannot be taken apart
+        monkeypatch.setattr(generation, "_is_plain", lambda cache: False)
+    history = played(tiny, 4)
+    assert len(history) == 6 + 5 + 4 + 3
+    for before, completion, limit in history:
+        alone = generate(
+            tiny, [before], copies=1, max_new_tokens=limit, stop_ids=(1, 30, 31, 32, 33), pad_id=0, sampling=GREEDY
+        )
+        assert completion.tokens == alone[0].tokens
+        assert len(completion.tokens) <= limit
+    assert len({len(completion.tokens) for _, completion, _ in history}) > 2
+
+
+def test_log_probs_of_later_turns_are_those_of_the_model(tiny):
+    torch.manual_seed(4)
+    for before, completion, _ in played(tiny, 3, sampling=Sampling(0.7)):
+        logits = tiny(torch.tensor([before + completion.tokens])).logits[0, len(before) - 1 : -1] / 0.7
+        table = logits.log_softmax(-1)
+        expected = table.gather(1, torch.tensor(completion.tokens).unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=1e-4)
+        entropies = -(table.exp() * table).sum(-1)
+        torch.testing.assert_close(torch.tensor(completion.entropies), entropies, atol=1e-4, rtol=1e-4)
+
+
+def test_going_on_computes_the_new_tokens_alone(tiny):
+    columns = []
+    forward = tiny.forward
+
+    def counted(*args, input_ids, **kwargs):
+        columns.append(input_ids.size(1))
+        return forward(*args, input_ids=input_ids, **kwargs)
+
+    counted.__signature__ = inspect.signature(forward)
+    tiny.forward = counted
+    decoder = Decoder(tiny, stop_ids=(), pad_id=0, sampling=GREEDY, keep=True)
+    decoder.start([PROMPTS[1]], 1, [3])
+    decoder.go_on([0], [[20, 21]], [2])
+    assert columns == [5, 1, 1, 3, 1]  # the prompt, two tokens, the third with what was added, one token

@@ -43,7 +43,6 @@ def test_defaults_are_accepted():
         ({"attention": "flash_attention_2"}, "attention"),
         ({"distributed": {"strategy": "FSDP"}}, "distributed.strategy"),
         ({"distributed": {"strategy": "ZeRO3"}}, "distributed.strategy"),
-        ({"maxTurns": 2}, "maxTurns"),
         ({"steps": 0}, "steps"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature"),
         ({"maxLength": 64, "maxCompletionLength": 64}, "maxLength"),

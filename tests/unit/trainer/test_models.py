@@ -6,8 +6,9 @@ import torch
 from nodus.core.errors import BadRequest, Invalid
 from nodus.testing.models import tiny_llama
 from nodus.trainer.attempt import Task
+from nodus.trainer.chat import render
 from nodus.trainer.grpo_config import Device
-from nodus.trainer.models import load_model, load_tokenizer, render, stop_ids
+from nodus.trainer.models import load_model, load_tokenizer, stop_ids
 from nodus.trainer.parameters import GRPO_LORA, Values
 
 pytestmark = pytest.mark.timeout(240)  # the first of them imports torch and transformers

@@ -79,6 +79,36 @@ def test_completion_sees_its_prompt_and_itself_alone():
     assert seen[6].tolist() == [True, True, True, False, False, False, True]
 
 
+def test_only_the_models_own_tokens_are_scored_and_what_follows_the_last_is_not_run():
+    ids, mask, columns = batch()
+    own = torch.tensor([[1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0, 1], [1, 1, 1, 1]])
+    packed = pack(ids, mask, columns, PAD, own)
+    # Of 20 21 22 23 the outer two; of 25 26 27 the second, so that 27 is in no row.
+    assert packed.ids_RL.tolist() == [[7, 8, 9, 20, 21, 22, 24], [10, 11, 12, 13, 25, 0, 0]]
+    assert packed.labels_S.tolist() == [20, 23, 24, 1, 28, 26]
+    assert packed.into_S.tolist() == [0, 3, 4, 5, 12, 9]
+    assert [packed.ids_RL.flatten()[at].item() for at in packed.at_S] == [9, 22, 9, 24, 9, 25]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_scores_and_gradients_of_own_tokens_equal_those_of_each_completion_alone(tiny_dir, attention):
+    model = AutoModelForCausalLM.from_pretrained(tiny_dir, attn_implementation=attention)
+    own = torch.tensor([[1, 0, 0, 1], [1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
+    weights = torch.arange(1.0, 17.0).reshape(4, 4)
+    expected, entropy = (values * own for values in alone(model, 0.7))
+    (expected * weights).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    add_scoring(model, 0.7)
+    ids, mask, columns = batch()
+    ours, ours_entropy = score(model, pack(ids, mask, columns, PAD, own), (4, columns), torch.float32)
+    (ours * weights).sum().backward()
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours_entropy, entropy, atol=1e-5, rtol=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-4, rtol=1e-4)
+
+
 def test_masked_completion_is_scored_nowhere(tiny):
     add_scoring(tiny, 1.0)
     ids, mask, columns = batch()

@@ -76,14 +76,7 @@ def device_causes(parameters: Mapping[str, Any], gpus: int) -> Iterator[Cause]:
 
 
 def length_causes(parameters: Mapping[str, Any]) -> Iterator[Cause]:
-    """Lengths that leave no room for a prompt, and episodes of several turns, which no trainer here plays yet."""
-    turns = parameters.get("maxTurns")
-    if isinstance(turns, int) and turns > 1:
-        yield Cause(
-            f"{PARAMETERS_PATH}.maxTurns",
-            "FieldValueNotSupported",
-            f"{turns} turns need a multi-turn Environment, which is not available yet; use 1 or leave it out",
-        )
+    """Lengths that leave no room for a prompt."""
     longest, reply = parameters.get("maxLength"), parameters.get("maxCompletionLength")
     if isinstance(longest, int) and isinstance(reply, int):
         reply = min(reply, parameters.get("maxEpisodeTokens") or reply)

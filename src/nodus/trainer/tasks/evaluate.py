@@ -5,9 +5,11 @@ from __future__ import annotations
 from nodus.core.errors import Cause, Invalid
 from nodus.trainer import outputs
 from nodus.trainer.attempt import AttemptClient
+from nodus.trainer.chat import render
+from nodus.trainer.episodes import player
 from nodus.trainer.evaluation import Evaluator
 from nodus.trainer.grpo_config import check, prompt_length
-from nodus.trainer.models import detect_device, load_model, load_tokenizer, quiet, render
+from nodus.trainer.models import detect_device, load_model, load_tokenizer, quiet
 from nodus.trainer.run import Run
 from nodus.trainer.scoring import model_attention
 
@@ -30,9 +32,10 @@ def run(spec: Run, attempt: AttemptClient) -> None:
     tokenizer = load_tokenizer(spec.model_dir)
     prompts = render(tokenizer, tasks, prompt_length(spec.parameters))
     model = load_model(spec.model_dir, spec.parameters, device, training=False)
+    plays = player(spec.parameters, model, tokenizer, prompts, tasks, attempt)
     outputs.clear(spec.output_dir)
     attempt.stage("Evaluating")
-    scores = Evaluator(model, tokenizer, prompts, tasks, spec.parameters, attempt).run("Evaluation", 0)
+    scores = Evaluator(model, tokenizer, prompts, tasks, spec.parameters, attempt, plays).run("Evaluation", 0)
     outputs.write_results(spec, baseline=None, final=scores, tasks=tasks, training=None)
     outputs.write_provenance(spec, device, tokenizer.chat_template, attention=model_attention(model))
     outputs.write_manifest(spec.output_dir)

@@ -19,11 +19,13 @@ from trl import GRPOConfig
 from nodus.core.errors import Cause, Invalid, Unsupported
 from nodus.trainer import outputs
 from nodus.trainer.attempt import AttemptClient, Task
+from nodus.trainer.chat import render
 from nodus.trainer.checkpoints import State, step_of
+from nodus.trainer.episodes import player
 from nodus.trainer.evaluation import Evaluator, Scores
 from nodus.trainer.grpo_config import KEEP_CHECKPOINTS, Device, check, grpo_arguments, lora_arguments, prompt_length
 from nodus.trainer.grpo_trainer import GroupTrainer
-from nodus.trainer.models import detect_device, load_model, load_tokenizer, quiet, render
+from nodus.trainer.models import detect_device, load_model, load_tokenizer, quiet
 from nodus.trainer.progress import Progress
 from nodus.trainer.rewards import SocketRewards
 from nodus.trainer.run import Run
@@ -106,7 +108,8 @@ def prepare(
     rewards = SocketRewards(attempt, values["numGenerations"], spec.world["rank"])
     trainer = _trainer(spec, state, device, tokenizer, prompts, [task.id for task in train_tasks], rewards)
     _check_strategy(values["distributed.strategy"], trainer)
-    evaluator = Evaluator(trainer.model, tokenizer, prompts, held_out, values, attempt)
+    trainer.player = player(values, trainer.model, tokenizer, prompts, [*train_tasks, *held_out], attempt)
+    evaluator = Evaluator(trainer.model, tokenizer, prompts, held_out, values, attempt, trainer.player)
     progress = Progress(
         attempt if spec.is_main else None,
         logging_steps=values["loggingSteps"],
