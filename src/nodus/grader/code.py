@@ -33,6 +33,9 @@ _MARGIN_S = 1.5
 _LEAST_S = 0.1
 _GRACE_S = 5.0
 _REPLY_BYTES = 4 << 20
+_REQUEST_BYTES = 16 << 20
+MAX_CODE_CHARS = 1 << 20
+"""The longest code that is run; whatever is longer is its own fault."""
 
 
 class CodeSandboxLost(BaseException):
@@ -84,6 +87,7 @@ class Outcome(NamedTuple):
 
 
 class _State:
+    master: socket.socket | None = None
     control: socket.socket | None = None
     wall_s = 10.0
     pid = 0
@@ -95,20 +99,49 @@ class _State:
 def use(control_fd: int, wall_s: float) -> None:
     """Run code through this control socket from now on; the worker's business.
 
+    Completions never have that socket: each fork of this process gets one of its own, which ends with it, so that
+    nothing a completion leaves there is in the way of the next.
+
     Args:
         control_fd: The grader's end of the socket.
         wall_s: Wall limit of one completion.
     """
-    _State.control = socket.socket(fileno=control_fd)
+    _State.master = socket.socket(fileno=control_fd)
     _State.wall_s = wall_s
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def _before_fork() -> None:
+    if _State.master is not None:
+        _State.control = _hand_over(_State.master, socket.SOCK_SEQPACKET)
+
+
+def _after_fork() -> None:
+    if _State.master is not None and _State.control is not None:
+        _State.control.close()
+        _State.control = None
+
+
+def _in_child() -> None:
+    if _State.master is not None:
+        _State.master.close()
+        _State.master = None
+
+
+def _hand_over(control: socket.socket, kind: int) -> socket.socket:
+    """Send one end of a new pair of sockets and return the other; where nobody takes it, that has no other end."""
+    here, there = socket.socketpair(socket.AF_UNIX, kind)
+    with there, contextlib.suppress(OSError):
+        control.sendmsg([b"c"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [there.fileno()]))])
+    return here
 
 
 def sandbox_gone() -> bool:
     """Say whether there was a code sandbox and it has ended; the worker's business."""
-    if _State.control is None:
+    if _State.master is None:
         return False
     poller = select.poll()
-    poller.register(_State.control, 0)
+    poller.register(_State.master, 0)
     return bool(poller.poll(0))
 
 
@@ -149,7 +182,11 @@ def run_code(
         CodeSandboxLost: When the sandbox ended; the completion is then graded again with another.
     """
     if _State.control is None:
-        raise RuntimeError("run_code works in a grader: there is no code sandbox here")
+        if _State.master is None:
+            raise RuntimeError("run_code works in a grader: there is no code sandbox here")
+        _State.control = _hand_over(_State.master, socket.SOCK_SEQPACKET)
+    if len(code) > MAX_CODE_CHARS:
+        return Outcome([], f"the code has {len(code)} characters; at most {MAX_CODE_CHARS} are run")
     now = time.monotonic()
     if os.getpid() != _State.pid:
         _State.pid, _State.begun = os.getpid(), now
@@ -162,7 +199,10 @@ def run_code(
         "timeoutSeconds": timeout_s,
         "memoryBytes": min(memory_mib, DEFAULT_MEMORY_MIB) << 20,
     }
-    reply = _exchange(_State.control, json.dumps(request).encode(), now + timeout_s + _GRACE_S)
+    body = json.dumps(request).encode()
+    if len(body) > _REQUEST_BYTES:
+        raise NotPlain(f"the arguments of the calls are {len(body) >> 20} MiB; at most {_REQUEST_BYTES >> 20} fit")
+    reply = _exchange(_State.control, body, now + timeout_s + _GRACE_S)
     outcome = _outcome(reply, len(calls))
     _State.runs += 1
     names = ("exitCode", "signal", "timedOut", "ms", "peakMemoryBytes", "outputSHA256")
@@ -174,25 +214,21 @@ def run_code(
 
 def _exchange(control: socket.socket, request: bytes, deadline: float) -> dict[str, Any]:
     """Send a request over a connection of its own and return the reply."""
-    here, there = socket.socketpair()
-    with here:
-        try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [there.fileno()]))]
-            control.sendmsg([b"c"], rights)
-        except OSError as error:
-            raise CodeSandboxLost(f"the code sandbox is gone: {error.strerror}", "gone") from None
-        finally:
-            there.close()
+    with _hand_over(control, socket.SOCK_STREAM) as here:
         data = bytearray()
+        taken = False
         with contextlib.suppress(OSError):
             here.settimeout(max(0.0, deadline - time.monotonic()))
             here.sendall(request)
+            taken = True
             here.shutdown(socket.SHUT_WR)
             while len(data) <= _REPLY_BYTES and (chunk := here.recv(1 << 16)):
                 data += chunk
     try:
         reply = json.loads(data)
     except ValueError:
+        if not taken:
+            raise CodeSandboxLost("the code sandbox is gone", "gone") from None
         raise CodeSandboxLost("the code sandbox ended while it ran the completion's code", "running") from None
     if reply.get("sandbox"):
         raise CodeSandboxLost(str(reply["fault"]), "gone")

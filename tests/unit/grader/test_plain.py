@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, OrderedDict
 from typing import Any, NamedTuple
 
 import pytest
 
-from nodus.grader.codebox.plain import MAX_ENTRIES, NotPlain, dumps, loads, matches
+from nodus.grader.codebox.plain import MAX_COLLISIONS, NotPlain, dumps, loads, matches
 
 
 class Pair(NamedTuple):
@@ -65,7 +66,7 @@ def test_other_values_do_not_cross(value: object) -> None:
 MADE_UP = [
     "", "x", "{}",
     '{"a": 1}', "[]", '["x", 1]', '["f", "1"]', '["d", 1]', '["d", [["l"], 1]]', '["d", [1]]', "[" * 100_000,
-    "1" * 5000, '["d"' + ',["a",1]' * (MAX_ENTRIES + 1) + "]", "[[1]]",
+    "1" * 5000, '["d"' + ',["a",1]' * (MAX_COLLISIONS + 1) + "]", "[[1]]",
 ]  # fmt: skip
 
 
@@ -73,6 +74,13 @@ MADE_UP = [
 def test_text_that_is_no_value_is_refused(text: str) -> None:
     with pytest.raises(NotPlain):
         loads(text)
+
+
+def test_keys_that_collide_are_refused_and_many_that_do_not_are_none_of_them() -> None:
+    with pytest.raises(NotPlain, match="share a hash"):
+        loads(dumps({number * sys.hash_info.modulus: 0 for number in range(MAX_COLLISIONS + 1)}))
+    many = {number: str(number) for number in range(50_000)}
+    assert loads(dumps(many)) == many
 
 
 @pytest.mark.parametrize(

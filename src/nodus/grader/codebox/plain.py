@@ -13,8 +13,8 @@ import json
 import math
 from typing import Any
 
-MAX_ENTRIES = 10_000
-"""Entries of one dict: a program can choose keys that all collide, and each then costs as much as all before it."""
+MAX_COLLISIONS = 64
+"""Keys of one dict that share a hash: a program can choose keys that all do, and each costs as much as all before."""
 
 
 class NotPlain(ValueError):
@@ -90,9 +90,18 @@ def _decoded(value: Any) -> Any:
         return tuple(_decoded(item) for item in items)
     if kind == "f" and items in (["nan"], ["inf"], ["-inf"]):
         return float(items[0])
-    if kind == "d" and len(items) <= MAX_ENTRIES:
-        return {_decoded(key): _decoded(item) for key, item in items}
+    if kind == "d":
+        return _dict([(_decoded(key), _decoded(item)) for key, item in items])
     raise NotPlain(f"{str(kind)[:20]!r} is no kind of value")
+
+
+def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    shared: dict[int, int] = {}
+    for key, _ in pairs:
+        shared[hash(key)] = shared.get(hash(key), 0) + 1
+    if max(shared.values(), default=0) > MAX_COLLISIONS:
+        raise NotPlain(f"more than {MAX_COLLISIONS} keys of a dict share a hash")
+    return dict(pairs)
 
 
 def _no_object(pairs: list[tuple[str, Any]]) -> Any:

@@ -1,9 +1,10 @@
 """Process 1 of the code sandbox: a connection in, one program run in a process of its own, what came of it out.
 
-A grader hands over one end of a socket pair for each program, through the control socket that both were started with,
-writes its request to the other end, and reads the reply. When it goes away, its program is ended; when the control
-socket has no other end any more, so is this process. No code of a completion ever runs in this process, and none of
-the expected values are ever in it.
+A grader hands over one end of a socket pair for each completion, through the control socket that both were started
+with, which the completion's process does not have; that hands over one end of another pair for each program, writes its
+request to the other end, and reads the reply. When it goes away, or the next completion comes, its program is ended and
+what it left in its sockets is dropped; when the control socket has no other end any more, this process ends. No code of
+a completion ever runs in this process, and none of the expected values are ever in it.
 
 Requests: ``{"code", "function", "calls": [plain], "timeoutSeconds", "memoryBytes"}``; replies are ``Program.run``'s.
 """
@@ -31,6 +32,8 @@ FILE_BYTES = 16 << 20
 OPEN_FILES = 64
 _REQUEST_BYTES = 16 << 20
 _REQUEST_TIMEOUT_S = 5.0
+_MAX_TIMEOUT_S = 3600.0
+_MAX_MEMORY_BYTES = 1 << 40
 _CPU_GRACE_S = 1
 _KEPT_OUTPUT_CHARS = 1000
 _CHUNK = 1 << 16
@@ -46,28 +49,68 @@ def main() -> int:
     process.hide_memory()
     gc.collect()
     gc.freeze()
-    while True:
-        try:
-            message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        except InterruptedError:
-            continue
-        if not message:
-            return 0
+    while descriptors := _receive(control):
+        for descriptor in descriptors:
+            with socket.socket(fileno=descriptor) as completion:
+                if not _serve_completion(completion, control):
+                    return 0
+    return 0
+
+
+def _receive(control: socket.socket) -> list[int]:
+    """Return what is handed over next; nothing at the end, and where something else is sent."""
+    try:
+        return list(socket.recv_fds(control, 1, 1)[1])
+    except OSError:
+        return []
+
+
+def _serve_completion(completion: socket.socket, control: socket.socket) -> bool:
+    """Run a completion's programs until the next completion comes; False when this process must not run another."""
+    over = _Ended(completion, control)
+    while over.wait_for(completion) and (descriptors := _receive(completion)):
         for descriptor in descriptors:
             with socket.socket(fileno=descriptor) as connection:
-                if not _serve(connection, control):
-                    return 0
+                if not _serve(connection, over):
+                    return False
+    return True
 
 
-def _serve(connection: socket.socket, control: socket.socket) -> bool:
+class _Ended:
+    """Says whether a completion is over: its process is gone, or the worker has sent the next, or is gone.
+
+    Args:
+        completion: The completion's socket; its hang-up counts.
+        control: The worker's socket; whatever comes there counts.
+    """
+
+    def __init__(self, completion: socket.socket, control: socket.socket) -> None:
+        self.sockets = {completion: 0, control: select.POLLIN}
+
+    def wait_for(self, readable: socket.socket, timeout_s: float | None = None) -> bool:
+        """Wait until a socket has something to read; False when the completion is over, or time."""
+        poller = select.poll()
+        for each, events in {**self.sockets, readable: select.POLLIN}.items():
+            poller.register(each, events)
+        found = dict(poller.poll(None if timeout_s is None else timeout_s * 1000))
+        over = any(found.get(each.fileno(), 0) & ~(select.POLLIN if each is readable else 0) for each in self.sockets)
+        return readable.fileno() in found and not over
+
+    def close(self) -> None:
+        """Close both sockets: nobody else is served."""
+        for each in self.sockets:
+            each.close()
+
+
+def _serve(connection: socket.socket, over: _Ended) -> bool:
     """Run one program; False when this process must not run another."""
-    request = _request(connection)
+    request = _request(connection, over)
     if request is None:
         return True
-    reply = Program(request, connection, control).run()
+    reply = Program(request, connection, over).run()
     clean = not process.is_namespace_init() or (process.end_leftovers() and process.wipe())
     if not clean:
-        control.close()  # before the reply: whoever reads that one then knows that no other will come
+        over.close()  # before the reply: whoever reads that one then knows that no other will come
     try:
         connection.sendall(json.dumps(reply).encode())
     except OSError:
@@ -75,19 +118,34 @@ def _serve(connection: socket.socket, control: socket.socket) -> bool:
     return clean
 
 
-def _request(connection: socket.socket) -> dict[str, Any] | None:
+def _request(connection: socket.socket, over: _Ended) -> dict[str, Any] | None:
     """Read a request to its end; None when none comes."""
-    connection.settimeout(_REQUEST_TIMEOUT_S)
+    deadline = time.monotonic() + _REQUEST_TIMEOUT_S
     data = bytearray()
     try:
-        while chunk := connection.recv(_CHUNK):
+        while over.wait_for(connection, max(0.0, deadline - time.monotonic())):
+            chunk = connection.recv(_CHUNK, socket.MSG_DONTWAIT)
+            if not chunk:
+                return _read_request(data)
             data += chunk
             if len(data) > _REQUEST_BYTES:
                 return None
+    except OSError:
+        pass
+    return None
+
+
+def _read_request(data: bytes | bytearray) -> dict[str, Any] | None:
+    """Return a request, or None for what is none; a completion may have sent anything."""
+    try:
         request = json.loads(data)
-    except (OSError, ValueError):
+        code, function, calls = request["code"], request["function"], request["calls"]
+        timeout_s, memory = request["timeoutSeconds"], request["memoryBytes"]
+    except (ValueError, RecursionError, TypeError, KeyError):
         return None
-    return request if isinstance(request, dict) else None
+    texts = isinstance(calls, list) and all(isinstance(each, str) for each in (code, function, *calls))
+    numbers = isinstance(timeout_s, int | float) and 0 < timeout_s <= _MAX_TIMEOUT_S
+    return request if texts and numbers and isinstance(memory, int) and 0 < memory <= _MAX_MEMORY_BYTES else None
 
 
 class Program:
@@ -96,12 +154,12 @@ class Program:
     Args:
         request: What to run.
         connection: Ends the program when the other end is gone.
-        control: Likewise.
+        over: Ends the program with its completion.
     """
 
-    def __init__(self, request: dict[str, Any], connection: socket.socket, control: socket.socket) -> None:
+    def __init__(self, request: dict[str, Any], connection: socket.socket, over: _Ended) -> None:
         self._request = request
-        self._sockets = (connection, control)
+        self._peers = {connection: 0, **over.sockets}
         self._timeout_s = float(request["timeoutSeconds"])
         self._results, self._output = bytearray(), bytearray()
         self._fault: str | None = None
@@ -138,9 +196,9 @@ class Program:
         for descriptor in pipes:
             os.set_blocking(descriptor, False)
             poller.register(descriptor, select.POLLIN)
-        for peer in self._sockets:
-            poller.register(peer, 0)  # a hang-up is always reported
-        peers = {peer.fileno() for peer in self._sockets}
+        for peer, mask in self._peers.items():
+            poller.register(peer, mask)  # a hang-up is always reported
+        peers = {peer.fileno() for peer in self._peers}
         while self._fault is None:
             events = dict(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
             for descriptor, data in pipes.items():
@@ -188,7 +246,7 @@ class Program:
         """Run the code, report, end; never returns."""
         status = 1
         try:
-            for peer in self._sockets:
+            for peer in self._peers:
                 peer.close()
             os.dup2(output, 1)
             os.dup2(output, 2)
