@@ -1,6 +1,7 @@
-"""The matrix of attacks (with those of test_attacks and test_code_sandbox), in the code sandbox and in a grader; after each, something that looks for what it left.
+"""The matrix of attacks, in the code sandbox and in a grader; after each, something that looks for what it left.
 
-All are graded in a row by one grader in each place: what one breaks shows in the next.
+All are graded in a row by one grader in each place: what one breaks shows in the next. More are in test_attacks.py and
+test_code_sandbox.py.
 """
 
 from __future__ import annotations
