@@ -164,6 +164,7 @@ COMMAND_LINE: dict[str, set[str]] = {
         "--output",
         "-o",
     },
+    "env": set(),
     "volume": set(),
     "secret": set(),
     "login": {
@@ -190,6 +191,7 @@ WITHOUT_CONNECTION = {
     "status",
     "doctor",
     "login",
+    "env",
     "volume",
     "secret",
     "auth",
@@ -225,7 +227,7 @@ def test_short_help_is_the_commands_own(name: str) -> None:
 
 def test_groups_have_these_commands() -> None:
     volume = {"put", "get", "ls", "rm", "clear", "revisions", "restore"}
-    expected = {"volume": volume, "secret": {"create"}, "auth": {"token", "can-i"}}
+    expected = {"volume": volume, "secret": {"create"}, "auth": {"token", "can-i"}, "env": {"init", "test", "audit"}}
     for name, names in expected.items():
         group = root.get_command(click.Context(root), name)
         assert isinstance(group, click.Group)

@@ -62,6 +62,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "request": "Ask for an action.",
         "top": "Show what runs use right now: CPU, memory, GPU and money.",
     },
+    "Environments": {
+        "env": "Make environments: begin one, check it as the server's build does, play attacks against its reward.",
+    },
     "Files and secrets": {
         "volume": "Put files into volumes and get them back.",
         "secret": "Create secrets from literals and files.",

@@ -53,6 +53,44 @@ class Waiting:
                 _live.remove(self._status)
 
 
+class Steps:
+    """A context manager around work in steps: shows a bar with the step that is under way."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> Steps:
+        if is_terminal(sys.stderr):
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._progress.add_task(_escaped(self._text), total=None)
+            self._progress.start()
+            _live.append(self._progress)
+        return self
+
+    def at(self, text: str, done: int, total: int) -> None:
+        """Show the step that begins now.
+
+        Args:
+            text: What it is.
+            done: How many are behind it.
+            total: How many there are.
+        """
+        if self._progress is not None:
+            self._progress.update(self._task, description=_escaped(text), completed=done, total=total)
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            if self._progress in _live:
+                _live.remove(self._progress)
+
+
 class Bars:
     """Makes a bar for every large file that is sent or fetched, as `nodus.client.http.Api` asks for it."""
 

@@ -1,0 +1,216 @@
+"""The build's self-check of an environment, run here, with what it found for its author to read."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nodus.core.errors import NodusError
+from nodus.server.envtools.attacks import in_formats
+from nodus.server.envtools.local import grading
+from nodus.server.envtools.subjects import Subject
+from nodus.server.grading.environments import ResolvedEnvironment
+from nodus.server.grading.manifests import Task
+from nodus.server.grading.selfcheck import Checked, SelfCheckFailed, as_reply, check
+from nodus.server.grading.service import GradingService
+from nodus.server.grading.verdicts import Completion, Verdict
+
+STEPS = ("unpack", "libraries", "tasks", "episodes", "grade")
+_TASKS_GRADED = 4
+_PROMPT_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that was checked.
+
+    Attributes:
+        state: ``ok``, ``FAIL``, or ``note`` for what its author should know.
+        name: What.
+        found: In words.
+    """
+
+    state: Literal["ok", "FAIL", "note"]
+    name: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A reply that was graded.
+
+    Attributes:
+        task: The task's id.
+        reply: What was replied: ``its answer`` or ``nothing``.
+        verdict: What came of it.
+    """
+
+    task: str
+    reply: str
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found.
+
+    Attributes:
+        subject: What was checked.
+        lines: In the order in which it was checked.
+        sample: A task, as a trainer sees it.
+        graded: Replies and their verdicts.
+        trace: The environment's traceback, or the end of its log, when it failed.
+    """
+
+    subject: Subject
+    lines: list[Line] = field(default_factory=list)
+    sample: dict[str, Any] | None = None
+    graded: list[Graded] = field(default_factory=list)
+    trace: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether a server would take it."""
+        return not any(line.state == "FAIL" for line in self.lines)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return it as JSON shows it."""
+        graded = [
+            {
+                "taskId": item.task,
+                "reply": item.reply,
+                "verdict": item.verdict.verdict,
+                "reward": item.verdict.reward,
+                "reason": item.verdict.reason,
+                "evidence": item.verdict.evidence,
+            }
+            for item in self.graded
+        ]
+        return {
+            "environment": f"{self.subject.name}@{self.subject.version}",
+            "from": self.subject.where,
+            "ok": self.ok,
+            "checks": [{"state": line.state, "name": line.name, "found": line.found} for line in self.lines],
+            "sample": self.sample,
+            "graded": graded,
+            "traceback": self.trace or None,
+        }
+
+
+async def run(subject: Subject, *, progress: Callable[[str], None] = lambda _: None) -> Report:
+    """Check an environment in this machine's sandboxes.
+
+    Args:
+        subject: What to check.
+        progress: Called with what is done next.
+
+    Raises:
+        NoSandbox: Where no sandbox can be had.
+    """
+    report = Report(subject)
+    async with grading(subject) as service:
+        if subject.how:
+            report.lines.append(Line("ok", "package", subject.how))
+        progress("listing and grading, as the build does")
+        try:
+            checked = await check(service, subject.name, subject.spec, f"check-{secrets.token_hex(4)}")
+        except NodusError as error:
+            _failed(report, error)
+            return report
+        environment = await service.resolve(subject.name, subject.spec)
+        _tell(report, checked, environment)
+        progress("grading answers")
+        await _grade(report, service, environment, checked)
+    return report
+
+
+def _failed(report: Report, error: NodusError) -> None:
+    step = error.step if isinstance(error, SelfCheckFailed) else "libraries"
+    for name in STEPS[: STEPS.index(step)] if step in STEPS else ():
+        if name != "episodes":
+            report.lines.append(Line("ok", name, _PASSED[name]))
+    message, _, trace = error.message.partition("\n")
+    report.lines.append(Line("FAIL", step, f"{message}. {error.fix}" if error.fix else message))
+    report.trace = trace
+
+
+_PASSED = {
+    "unpack": "its files are there",
+    "libraries": "what it imports of the graders' libraries is there",
+    "tasks": "listed twice in two processes, equal",
+}
+
+
+def _tell(report: Report, checked: Checked, environment: ResolvedEnvironment) -> None:
+    say = report.lines.append
+    python, libraries = checked.grader.get("python"), dict(checked.grader.get("libraries") or {})
+    names = ", ".join(f"{name} {version}" for name, version in libraries.items())
+    say(Line("ok", "libraries", f"Python {python}" + (f" with {names}" if names else "")))
+    sizes = ", ".join(f"{size} {split}" for split, size in checked.splits.items())
+    say(Line("ok", "tasks", f"{sizes}; listed twice in two processes, equal"))
+    declared = report.subject.spec.get("splits") or {}
+    for split, size in checked.splits.items():
+        if split in declared and (declared[split] or {}).get("size") != size:
+            say(Line("FAIL", "splits", f"{split} has {size} tasks; the manifest declares {declared[split]}"))
+    if not checked.splits.get("test"):
+        say(Line("note", "splits", "nothing is held out: there is no comparison before and after training"))
+    say(Line("ok", "grade", f"an answer and an empty reply, by {_grader(environment)}"))
+    say(Line("ok", "digest", checked.digest))
+    manifest = next(m for split in ("test", "train") if (m := checked.manifests[split]).tasks)
+    report.sample = {"split": manifest.split, **_shortened(manifest.tasks[0].public())}
+
+
+def _grader(environment: ResolvedEnvironment) -> str:
+    if environment.exact_match is not None:
+        return f"ExactMatch {environment.exact_match!r} inside Nodus"
+    return "its program" + (", which runs code in the code sandbox" if environment.runs_code else "")
+
+
+def _shortened(task: dict[str, Any]) -> dict[str, Any]:
+    prompt = task["prompt"]
+    if isinstance(prompt, str) and len(prompt) > _PROMPT_CHARS:
+        return {**task, "prompt": f"{prompt[:_PROMPT_CHARS]}... ({len(prompt)} characters)"}
+    return task
+
+
+async def _grade(report: Report, service: GradingService, environment: ResolvedEnvironment, checked: Checked) -> None:
+    """Grade the answers of a few tasks, in the usual forms, and an empty reply to each; twice."""
+    manifest = next(m for split in ("test", "train") if (m := checked.manifests[split]).tasks)
+    tasks = manifest.tasks[:_TASKS_GRADED]
+    asked = [(task, reply) for task in tasks for reply in _replies(task)]
+    items = [Completion(task.task_id, 0, reply) for task, reply in asked]
+    verdicts = await service.grade(f"test-{secrets.token_hex(4)}", environment, [*items, *items], 2)
+    first, second = verdicts[: len(items)], verdicts[len(items) :]
+    for one, other in zip(first, second, strict=True):
+        if one.reward != other.reward:
+            found = f"one reply to task {one.task_id} was paid {one.reward} and {other.reward}; seed it from the task"
+            report.lines.append(Line("FAIL", "reward", found))
+            break
+    for task in tasks:
+        given = [(reply, verdict) for (of, reply), verdict in zip(asked, first, strict=True) if of is task]
+        answered = [verdict for reply, verdict in given if reply]
+        if answered:
+            best = max(answered, key=lambda verdict: verdict.reward if verdict.reward is not None else -1e9)
+            report.graded.append(Graded(task.task_id, "its answer", best))
+        report.graded.extend(Graded(task.task_id, "nothing", verdict) for reply, verdict in given if not reply)
+    _judge(report)
+
+
+def _replies(task: Task) -> Sequence[str]:
+    answer = [] if task.answer is None else [as_reply(task), *in_formats(task, as_reply(task))]
+    return [*answer, ""]
+
+
+def _judge(report: Report) -> None:
+    say = report.lines.append
+    answers = [item.verdict for item in report.graded if item.reply == "its answer"]
+    wrong = sum(verdict.verdict != "Correct" for verdict in answers)
+    if wrong:
+        found = f"{wrong} of {len(answers)} answers are not paid 1 as replies, also not as <answer>...</answer>"
+        say(Line("note", "answers", f"{found}; fine where an answer is no reply"))
+    paid = [item.verdict for item in report.graded if item.reply == "nothing" and (item.verdict.reward or 0) > 0]
+    if paid:
+        say(Line("note", "empty reply", f"is paid {json.dumps(paid[0].reward)}; `nodus env audit` says more"))

@@ -1,0 +1,112 @@
+"""What is meant by a name or a path: an author's directory or file, or an environment that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodus.core.errors import NotFound
+from nodus.server.catalog import read_catalog
+from nodus.server.envtools.building import Built, build, facts_of
+from nodus.server.grading.environments import EnvironmentLibrary
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An environment to look at.
+
+    Attributes:
+        name: Its name, without project.
+        version: Its version.
+        spec: Its spec, in wire form.
+        where: Where it is from, for the reader.
+        library: Resolves it.
+        how: How its files came to be; empty for what a server has built.
+    """
+
+    name: str
+    version: str
+    spec: Mapping[str, Any]
+    where: str
+    library: EnvironmentLibrary
+    how: str = ""
+
+
+class _OneDirectory(EnvironmentLibrary):
+    """The library of files that no server has: whatever bundle is asked for, it is the directory that was built."""
+
+    def __init__(self, built: Built) -> None:
+        super().__init__(built.directory, Path)
+        self._built = built
+
+    def unpack(self, blob: str) -> Path:
+        """Return the directory that was built."""
+        return self._built.directory
+
+
+def is_path(what: str) -> bool:
+    """Tell whether a word means files of this machine: it looks like a path, or an environment is there."""
+    if what in (".", "..") or what.startswith(("./", "../", "/", "~")) or what.endswith((".py", "/")):
+        return True
+    if what.startswith("nodus/") or not what.isprintable():
+        return False
+    return any(Path(what, name).is_file() for name in ("pyproject.toml", "environment.yaml"))
+
+
+def of_path(what: str, staging: Path) -> Subject:
+    """Return the environment of a directory or a file.
+
+    Args:
+        what: Its path.
+        staging: An empty directory for what is made of it.
+
+    Raises:
+        BuildFailed: When it can't be built.
+        NotFound: When there is nothing.
+    """
+    try:
+        place = Path(what).expanduser()
+        facts = facts_of(place)
+    except (ValueError, RuntimeError) as error:  # a NUL, half of a surrogate pair; ~ of a user that there is none of
+        raise NotFound(f"{what!a} is no path: {error}") from None
+    built = build(place, facts, staging)
+    module = facts.loader.partition(":")[0]
+    package = {"source": {"blob": f"sha256:{built.digest}", "module": module}, "loader": facts.loader}
+    spec = {**facts.spec, "version": facts.version, "package": package}
+    return Subject(facts.name, facts.version, spec, str(what), _OneDirectory(built), built.how)
+
+
+def of_catalog(name: str, version: str | None, staging: Path) -> Subject | None:
+    """Return an environment of the catalog; None when it has none of that name.
+
+    Raises:
+        NotFound: When the catalog has another version.
+    """
+    for document in read_catalog():
+        if document["kind"] != "Environment" or document["metadata"]["name"] != name:
+            continue
+        spec = document["spec"]
+        if version is not None and version != str(spec["version"]):
+            raise NotFound(
+                f"the catalog has no {name}@{version}; it has {name}@{spec['version']}",
+                fix="Older versions are kept by a server that had them.",
+            )
+        return Subject(name, str(spec["version"]), spec, "the catalog", EnvironmentLibrary(staging, Path))
+    return None
+
+
+def of_server(name: str, spec: Mapping[str, Any], data_dir: Path, where: str) -> Subject:
+    """Return an Environment of a server on this machine, whose data directory has its files.
+
+    Args:
+        name: The object's name.
+        spec: Its spec, in wire form, at the version that is meant.
+        data_dir: The server's data directory.
+        where: Where it is from, for the reader.
+    """
+    from nodus.server.store.blobs import BlobStore  # late: only here
+
+    library = EnvironmentLibrary(data_dir / "environments", BlobStore(data_dir / "blobs").path)
+    return Subject(name, str(spec["version"]), spec, where, library)
