@@ -14,6 +14,7 @@ from nodus.core.sizes import size_text
 
 WIDTH = 16
 SHOWN_METRICS = 8
+SHOWN_LOG_LINES = 30
 """Metrics of a program that its description names; `get -o yaml` has all of them."""
 
 
@@ -85,6 +86,7 @@ def _environment(obj: JsonObject) -> Iterator[str]:
         ("Modes", ", ".join(spec.get("modes") or [])),
         ("Licenses", ", ".join(f"{key}: {value}" for key, value in (spec.get("licenses") or {}).items())),
         ("Digest", status.get("digest")),
+        ("Image", status.get("image")),
     ):
         if value:
             yield _line(label, value)
@@ -124,6 +126,42 @@ def _environment(obj: JsonObject) -> Iterator[str]:
                 for item in spec["examples"]
             ],
         )
+
+
+def _image(obj: JsonObject) -> Iterator[str]:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    yield _line("Built for", f"{spec.get('environment')}@{spec.get('version')}")
+    for kind, value in (spec.get("package") or {}).items():
+        if isinstance(value, Mapping):
+            of = f"{value.get('name')}=={value.get('version')}" + (
+                f" of {value['index']}" if value.get("index") else ""
+            )
+            yield _line("Package", f"{kind} {of}")
+        elif value:
+            yield _line(kind.capitalize(), value)
+    if status.get("digest"):
+        yield _line("Digest", status["digest"])
+    if status.get("sizeBytes") is not None:
+        yield _line("Size", size_text(int(status["sizeBytes"])))
+    if status.get("retryTime"):
+        yield _line("Tried again", status["retryTime"])
+    if status.get("steps"):
+        rows = [
+            (
+                step.get("name"),
+                step.get("phase"),
+                step.get("startTime"),
+                step.get("completionTime"),
+                step.get("message"),
+            )
+            for step in status["steps"]
+        ]
+        yield from _section("Steps", ("NAME", "PHASE", "STARTED", "ENDED", "MESSAGE"), rows)
+    if status.get("packages"):
+        yield from _section("Packages", ("NAME", "VERSION"), sorted(status["packages"].items()))
+    if status.get("logTail"):
+        yield "End of the log:"
+        yield from (f"  {line}" for line in str(status["logTail"]).splitlines()[-SHOWN_LOG_LINES:])
 
 
 def _runtime(obj: JsonObject) -> Iterator[str]:
@@ -297,6 +335,7 @@ def _reference(obj: JsonObject) -> str:
 
 _OF_KIND: dict[str, Callable[[JsonObject], Iterator[str]]] = {
     "Environment": _environment,
+    "Image": _image,
     "TrainingRuntime": _runtime,
     "Volume": _volume,
     "Secret": _secret,

@@ -60,6 +60,7 @@ BUILT_IN: tuple[KindInfo, ...] = (
     KindInfo("Budget", "budgets", "v1", False),
     KindInfo("Environment", "environments", "v1", True),
     KindInfo("Event", "events", "v1", False),
+    KindInfo("Image", "images", "v1", True),
     KindInfo("Job", "jobs", "v1", True),
     KindInfo("Member", "members", "v1", False),
     KindInfo("Offering", "offerings", "v1", False, ("gpus",)),

@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+from nodus.server.compute.local.logstore import LogWriter
 from nodus.server.controllers import service as controllers
 from nodus.server.controllers.budget import BudgetController
 from nodus.server.controllers.environment import EnvironmentController
+from nodus.server.controllers.image import ImageController
 from nodus.server.controllers.trainingjob import TrainingJobController
 from nodus.server.controllers.volume import VolumeController
 from nodus.server.grading import EnvironmentLibrary, GradingService, StoredManifests
+from nodus.server.grading.builds import Builds, BuildStore
 from nodus.server.services import Services
 from nodus.server.training.models import ModelService
 from nodus.server.training.service import TrainingService
@@ -21,11 +25,15 @@ from nodus.server.volumes import VolumeFiles
 
 log = logging.getLogger(__name__)
 
+BUILD_LOG_BYTES = 4 << 20
+
 
 def build(services: Services) -> None:
     """Give ``services`` the parts that its role runs; nothing is started yet."""
     settings, store = services.settings, services.store
     services.models = ModelService.from_environment(settings.data_dir, settings.default_model, settings.source_hosts)
+    kept = BuildStore(settings.data_dir / "builds")
+    services.builds = Builds(kept, {}, partial(LogWriter, limit_bytes=BUILD_LOG_BYTES), services.clock)
     library = EnvironmentLibrary(settings.data_dir / "environments", store.blobs.path)
     backend = controllers.make_backend(settings.data_dir, store)
     services.grading = GradingService(
@@ -44,6 +52,8 @@ async def running(services: Services) -> AsyncIterator[None]:
         stack.push_async_callback(services.grading.close)
         stack.push_async_callback(services.models.close)
         if "controllers" in services.settings.roles:
+            await services.builds.start()
+            stack.push_async_callback(services.builds.close)
             await stack.enter_async_context(controllers.running(services, _controllers(services)))
         checking = asyncio.create_task(_check_isolation(services), name="isolation")
         stack.callback(checking.cancel)
@@ -63,6 +73,7 @@ def _controllers(services: Services) -> list[Any]:
     files = VolumeFiles(services.settings.data_dir / "volumes", services.store.blobs)
     return [
         BudgetController(),
+        ImageController(services.builds),
         EnvironmentController(services.grading),
         VolumeController(services, services.models, files),
         TrainingJobController(services.store, services.grading, services.training),

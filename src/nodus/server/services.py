@@ -39,6 +39,8 @@ class Services:
     """The ComputeBackend."""
     grading: Any = None
     """The GradingService."""
+    builds: Any = None
+    """What builds Environments' packages."""
     training: Any = None
     """The training service: compiling, tasks, task events, summaries."""
     models: Any = None

@@ -7,6 +7,7 @@ from nodus.core.kinds.base import Column, Kind, Model
 from nodus.core.kinds.billing import BILLING_ACCOUNT, BUDGET, TRANSACTION, USAGE_RECORD
 from nodus.core.kinds.environment import ENVIRONMENT
 from nodus.core.kinds.identity import API_KEY, AUDIT_EVENT, MEMBER, SERVICE_ACCOUNT, SSH_KEY
+from nodus.core.kinds.image import IMAGE
 from nodus.core.kinds.job import ATTEMPT, JOB
 from nodus.core.kinds.organization import EVENT, OFFERING, ORGANIZATION, PROJECT
 from nodus.core.kinds.sandbox import PROCESS, SANDBOX
@@ -30,6 +31,7 @@ KINDS: dict[str, Kind] = {
         SECRET,
         VOLUME,
         ENVIRONMENT,
+        IMAGE,
         TRAINING_RUNTIME,
         TRAINING_JOB,
         JOB,
@@ -65,6 +67,7 @@ __all__ = [
     "BUDGET",
     "ENVIRONMENT",
     "EVENT",
+    "IMAGE",
     "JOB",
     "KINDS",
     "MEMBER",

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from nodus.core.errors import BadRequest, NotFound
 from nodus.core.ids import name_problem
-from nodus.core.kinds import EVENT, KINDS, Kind
+from nodus.core.kinds import EVENT, IMAGE, KINDS, Kind
 from nodus.core.kinds.fields import check_field_selector
 from nodus.core.selectors import Requirement, parse_selector
 from nodus.server.api.auth import Principal
@@ -18,7 +18,7 @@ from nodus.server.billing import payments
 from nodus.server.services import Services
 
 # Events are named after their object, with a digest behind a dot.
-_EVENT_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_DOTTED_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _BY_PLURAL: dict[tuple[str, str], Kind] = {(kind.version, kind.plural): kind for kind in KINDS.values()}
 
 
@@ -123,7 +123,7 @@ def checked_name(kind: Kind, name: str) -> str:
     Raises:
         NotFound: no object can have it; so none has.
     """
-    if kind is EVENT and len(name) <= 253 and _EVENT_NAME.fullmatch(name):
+    if kind in (EVENT, IMAGE) and len(name) <= 253 and _DOTTED_NAME.fullmatch(name):
         return name
     plain, _, version = name.partition("@")
     if name_problem(plain) or (version and not version.replace(".", "").replace("-", "").isalnum()):

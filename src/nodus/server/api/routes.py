@@ -14,12 +14,25 @@ from typing import Any
 from starlette.responses import Response
 
 from nodus.core.errors import BadRequest, MethodNotAllowed, NotFound
-from nodus.core.kinds import BILLING_ACCOUNT, JOB, KINDS, PROCESS, SANDBOX, SERVICE_ACCOUNT, TRAINING_JOB, VOLUME, Kind
+from nodus.core.kinds import (
+    BILLING_ACCOUNT,
+    IMAGE,
+    JOB,
+    KINDS,
+    PROCESS,
+    SANDBOX,
+    SERVICE_ACCOUNT,
+    TRAINING_JOB,
+    VOLUME,
+    Kind,
+)
 from nodus.server.api import (
     accounts,
     attach,
     attempt_api,
+    attempt_bodies,
     grants,
+    imagelogs,
     outputs,
     processes,
     runlogs,
@@ -146,7 +159,7 @@ def _plain(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitab
 
 _RUNS = (JOB, TRAINING_JOB)
 _TRAINING = (TRAINING_JOB,)
-_LOGGED = tuple(kind for kind in KINDS.values() if "log" in kind.subresources and kind not in (SANDBOX, PROCESS))
+_LOGGED = tuple(kind for kind in KINDS.values() if "log" in kind.subresources and kind not in (SANDBOX, PROCESS, IMAGE))
 _ITEMS: Schema = {
     "type": "object",
     "required": ["items"],
@@ -214,6 +227,15 @@ SUBRESOURCES: tuple[Subresource, ...] = (
             Param("offsetBytes", "Begin there; for the log of an attempt.", "integer"),
         ),
     ),
+    Subresource(
+        "log", "GET", imagelogs.log, (IMAGE,), answer=None,
+        query=(
+            Param("follow", "Go on until the build ends.", "boolean"),
+            Param("tailLines", "Only the last lines.", "integer"),
+            Param("sinceSeconds", "Only what was written in the last seconds.", "integer"),
+            Param("timestamps", "Put its time before each line.", "boolean"),
+        ),
+    ),
     Subresource("outputs", "GET", outputs.outputs, _RUNS, answer=_ITEMS, query=_PAGE),
     Subresource(
         "outputs/{path:path}", "GET", outputs.output, _RUNS, answer=None, status=302,
@@ -230,7 +252,13 @@ SUBRESOURCES: tuple[Subresource, ...] = (
     ),
     Subresource("taskevents", "POST", attempt_api.post_taskevents, _TRAINING, body={"type": "object"}),
     Subresource("tasks", "POST", attempt_api.tasks, _TRAINING, body={"type": "object"}),
-    Subresource("gradings", "POST", attempt_api.gradings, _TRAINING, body={"type": "object"}),
+    Subresource(
+        "gradings", "POST", attempt_api.gradings, _TRAINING,
+        body=attempt_bodies.GRADINGS, answer=attempt_bodies.VERDICTS,
+    ),
+    Subresource(
+        "steps", "POST", attempt_api.steps, _TRAINING, body=attempt_bodies.STEPS, answer=attempt_bodies.REPLIES
+    ),
     Subresource("tokens", "POST", accounts.mint, (SERVICE_ACCOUNT,), body={"type": "object"}, status=201),
     Subresource(
         "grants", "POST", _plain(grants.grant), (BILLING_ACCOUNT,), status=201, verb="grant",

@@ -13,6 +13,8 @@ from nodus.core.kinds.describe import all_models, field_descriptions
 from nodus.server.catalog import read_catalog
 
 PREFIX = "#/components/schemas/"
+_MADE_BY_SERVER = ("Event", "Image")
+"""Kinds whose names the server makes, with dots in them."""
 NAME_PATTERN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 _TEXT = {"type": "string"}
@@ -128,7 +130,7 @@ def _object(kind: Kind, models: Mapping[str, Any]) -> dict[str, Any]:
         "apiVersion": {"type": "string", "enum": [kind.api_version], "description": "Version of the API."},
         "kind": {"type": "string", "enum": [kind.name], "description": "Kind of the object."},
         "metadata": _described(
-            reference("EventMeta" if kind.name == "Event" else "ObjectMeta"),
+            reference("EventMeta" if kind.name in _MADE_BY_SERVER else "ObjectMeta"),
             "Name, labels and what the server notes down.",
         ),
     }

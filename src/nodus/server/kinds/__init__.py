@@ -16,6 +16,7 @@ def _registry() -> dict[str, Admission[Any]]:
         billing,
         environment,
         identity,
+        image,
         job,
         organization,
         sandbox,
@@ -25,7 +26,18 @@ def _registry() -> dict[str, Admission[Any]]:
     )
 
     found: dict[str, Admission[Any]] = {}
-    for module in (organization, identity, billing, storage, environment, trainingruntime, trainingjob, job, sandbox):
+    for module in (
+        organization,
+        identity,
+        billing,
+        storage,
+        environment,
+        image,
+        trainingruntime,
+        trainingjob,
+        job,
+        sandbox,
+    ):
         for admission in module.ADMISSIONS:
             found[admission.kind.name] = admission
     for kind in KINDS.values():

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodus.core.kinds import ENVIRONMENT, OFFERING, SECRET, TRAINING_RUNTIME
+from nodus.core.kinds import ENVIRONMENT, IMAGE, OFFERING, SECRET, TRAINING_RUNTIME
+from nodus.core.kinds.image import image_name
 from nodus.core.money import parse_usd
 from nodus.core.sizes import exact_quantity, quantity
 from nodus.server.compute.local import images
@@ -51,7 +52,7 @@ class FoundEnvironment:
     ref: EnvironmentRef
     """What it is, with an alias resolved."""
     spec: Mapping[str, Any]
-    """Spec of that version."""
+    """Spec of that version; with ``build`` (the ``digest`` of its Image), where its package was built into one."""
 
     @property
     def current(self) -> bool:
@@ -144,12 +145,22 @@ def secret_values(conn: Connection, services: Services, project: str, secret: st
 
 def _at(conn: Connection, found: Object, ref: EnvironmentRef) -> FoundEnvironment:
     if found.spec.get("version") == ref.version:
-        return FoundEnvironment(found, ref, found.spec)
+        return FoundEnvironment(found, ref, _with_build(conn, found, found.spec))
     spec = versions.find(conn, found.uid, ref.version)
     if spec is None:
         known = _versions(conn, found)
         raise Unresolved(f"{ref.object} has no version {ref.version}; it has {', '.join(known)}")
-    return FoundEnvironment(found, ref, spec)
+    return FoundEnvironment(found, ref, _with_build(conn, found, spec))
+
+
+def _with_build(conn: Connection, found: Object, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the digest of what a version's package was built into, where it is built at all and that is done."""
+    if not any(spec["package"].get(kind) for kind in ("pip", "image")):
+        return spec
+    image = objects.find(conn, IMAGE, found.project, image_name(found.name, str(spec["version"])))
+    if image is None or image.status.get("phase") != "Ready":
+        return spec
+    return {**spec, "build": {"digest": image.status["digest"]}}
 
 
 def _of_major(conn: Connection, found: Object, ref: ObjectRef, major: str, text: str) -> EnvironmentRef:
