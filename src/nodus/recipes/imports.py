@@ -13,6 +13,10 @@ from pathlib import Path
 from nodus.core.libraries import GRADER_LIBRARIES
 from nodus.recipes.errors import RewardError
 
+_GRADER = "nodus.grader"
+CODE_MODULE = f"{_GRADER}.code"
+"""What of Nodus itself a reward may import: it runs code of a completion in a sandbox of its own."""
+
 
 def check_imports(label: str, statement: ast.stmt, provided: Collection[str]) -> None:
     """Check every import in a statement, also inside functions.
@@ -34,20 +38,23 @@ def check_imports(label: str, statement: ast.stmt, provided: Collection[str]) ->
                     fix="Move what it imports into the reward's own file.",
                 )
             modules = [node.module or ""]
+            if modules == [_GRADER]:
+                modules = [f"{_GRADER}.{alias.name}" for alias in node.names]
         else:
             modules = [alias.name for alias in node.names]
         for module in modules:
             if not optional:
-                _check_module(module.split(".")[0], where, ast.unparse(node), provided)
+                _check_module(module, where, ast.unparse(node), provided)
 
 
-def _check_module(module: str, where: str, text: str, provided: Collection[str]) -> None:
-    if module in sys.stdlib_module_names or module in GRADER_LIBRARIES or module in provided:
+def _check_module(full_name: str, where: str, text: str, provided: Collection[str]) -> None:
+    module = full_name.split(".")[0]
+    if full_name == CODE_MODULE or module in {*sys.stdlib_module_names, *GRADER_LIBRARIES, *provided}:
         return
     if module == "nodus":
         raise RewardError(
-            f"{where}: {text!r}: the grader has no nodus; a reward sees only its completion and its answer",
-            fix="Write the reward without it.",
+            f"{where}: {text!r}: of nodus the grader has nothing but {CODE_MODULE}",
+            fix=f"Write the reward without it; `from {CODE_MODULE} import run_code` runs code of a completion.",
         )
     if _is_own_module(module):
         raise RewardError(

@@ -1,6 +1,8 @@
 """Tries a packaged reward on this machine, in a process of its own, before anything is sent.
 
 It is called twice, as the grader will call it: with one task's answer for a completion, and with an empty completion.
+A reward that runs code of completions has it run, here too, by the program that does so in the grader: with its limits,
+but in no sandbox, since it is nothing but the user's own answer.
 """
 
 from __future__ import annotations
@@ -9,20 +11,24 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nodus.core.libraries import GRADER_LIBRARIES
 from nodus.recipes.bundling import PackagedReward
 from nodus.recipes.errors import RewardError, RewardNotTried
+from nodus.recipes.imports import CODE_MODULE
 
 TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 5.0
 REWARD_MODULE = "nodus_reward"
+_NODUS = Path(__file__).resolve().parents[1]
 
 # Runs in the other process: reads {"name", "cases"} on standard input, answers one JSON line on the descriptor in argv.
 _CHECK = r"""
@@ -32,6 +38,10 @@ answer_fd, root = int(sys.argv[1]), sys.argv[2]
 sys.argv[:] = ["reward"]
 asked = json.load(sys.stdin)
 sys.path[:0] = [root, os.path.join(root, "site")]
+if asked["code_fd"] is not None:
+    sys.path.append(asked["nodus"])
+    from nodus.grader import code
+    code.use(asked["code_fd"], asked["timeout_s"])
 
 def finish(**found):
     os.write(answer_fd, json.dumps(found).encode())
@@ -96,6 +106,14 @@ def try_reward(
         {"stage": "answer", "completion": completion, "answer": answer},
         {"stage": "empty", "completion": "", "answer": answer},
     ]
+    if _runs_code(packaged) and not sys.platform.startswith("linux"):
+        warnings.warn(
+            f"{packaged.name}() was not tried on this machine: {CODE_MODULE} runs code on Linux only; the server tries "
+            "it in its grader before anything trains",
+            RewardNotTried,
+            stacklevel=2,
+        )
+        return
     found = _run(packaged, {"name": packaged.name, "cases": cases}, files, timeout_s)
     if found["stage"] == "passed":
         return
@@ -133,7 +151,8 @@ def try_reward(
 def _run(
     packaged: PackagedReward, asked: dict[str, Any], files: Mapping[str, bytes], timeout_s: float
 ) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="nodus-reward-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nodus-reward-"))
         root = Path(folder, "bundle")
         for name, content in files.items():
             target = root / name
@@ -141,24 +160,21 @@ def _run(
             target.write_bytes(content)
         empty = Path(folder, "empty")
         empty.mkdir()
+        code_fd = stack.enter_context(_code_runner(empty)) if _runs_code(packaged) else None
         read_fd, write_fd = os.pipe()
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "NODUS_"))}
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHECK, str(write_fd), str(root)],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(write_fd,),
-                cwd=empty,
-                env=environment,
-                start_new_session=True,
+                pass_fds=(write_fd, *([] if code_fd is None else [code_fd])),
+                **_quiet(empty),
             )
         finally:
             os.close(write_fd)
+        more = {"code_fd": code_fd, "nodus": str(_NODUS.parent), "timeout_s": timeout_s}
         with os.fdopen(read_fd, "rb") as answers:
             try:
-                process.communicate(json.dumps(asked).encode(), timeout=timeout_s)
+                process.communicate(json.dumps({**asked, **more}).encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired as error:
                 raise RewardError(
                     f"{packaged.name}() did not return within {timeout_s:g} s on an answer and an empty reply",
@@ -174,6 +190,39 @@ def _run(
         )
     found: dict[str, Any] = json.loads(line)
     return found
+
+
+def _quiet(folder: Path) -> dict[str, Any]:
+    """Return how processes are started here: away from the user's files and settings, and in a group of their own."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "NODUS_"))}
+    null = subprocess.DEVNULL
+    return {"stdout": null, "stderr": null, "cwd": folder, "env": environment, "start_new_session": True}
+
+
+def _runs_code(packaged: PackagedReward) -> bool:
+    return "nodus.grader" in packaged.text
+
+
+@contextlib.contextmanager
+def _code_runner(folder: Path) -> Iterator[int]:
+    """Start what runs code of completions in a grader, without its sandbox; yield the descriptor of its socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = [sys.executable, "-S", "-P", "-B", str(_NODUS / "grader" / "codebox")]
+    with ours, theirs:
+        process = subprocess.Popen(
+            [*program, "--control-fd", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            **_quiet(folder),
+        )
+        theirs.close()
+        try:
+            yield ours.fileno()
+        finally:
+            ours.close()  # it then ends by itself, after the program that it runs
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_TIMEOUT_S)
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 import tarfile
 import textwrap
@@ -20,6 +22,7 @@ from nodus.recipes.bundling import package_reward
 from nodus.recipes.errors import RewardNotTried
 from nodus.recipes.local_check import try_reward
 from nodus.recipes.tasks import Task
+from nodus.testing.eventually import eventually
 
 TRAIN: list[Task] = [{"prompt": f"p{n}", "answer": str(n)} for n in range(4)]
 TEST: list[Task] = [{"prompt": "q", "answer": "q"}]
@@ -240,6 +243,56 @@ def test_library_of_the_grader_that_is_not_here_leaves_the_try_to_the_server(
     ) as seen:
         bundle = make_bundle(reward_of(USES_A_LIBRARY), TRAIN, TEST)
     assert bundle.train == 4 and "pip install math-verify" in str(seen[0].message)
+
+
+RUNS_CODE: dict[str, str] = {
+    "from the module": """
+        from nodus.grader.code import matches, run_code
+        def reward(completion, answer):
+            return _score(completion, answer)
+        def _score(completion, answer):
+            outcome = run_code(completion, "double", [[2], [5]])
+            return outcome.fault is None and [call.value for call in outcome.calls] == [4, 10]
+    """,
+    "the module, in a helper": """
+        def outcome_of(text):
+            import nodus.grader.code
+            return nodus.grader.code.run_code(text, "double", [[2], [5]])
+        def reward(completion, answer):
+            outcome = outcome_of(completion)
+            return outcome.fault is None and [call.value for call in outcome.calls] == [4, 10]
+    """,
+    "from the package": """
+        from nodus.grader import code as box
+        def reward(completion, answer):
+            outcome = box.run_code(completion, "double", [[2], [5]])
+            return outcome.fault is None and [call.value for call in outcome.calls] == [4, 10]
+    """,
+}
+
+
+@pytest.mark.parametrize("text", RUNS_CODE.values(), ids=RUNS_CODE)
+def test_reward_that_runs_code_is_tried_with_what_runs_it(reward_of: RewardOf, text: str) -> None:
+    reward = reward_of(text)
+    task: Task = {"prompt": "p", "answer": "def double(n): return 2 * n"}
+    assert make_bundle(reward, [task], TEST).train == 1
+    strict = text.replace("return outcome", "assert outcome.fault is None, outcome.fault\n            return outcome")
+    with pytest.raises(RewardError, match="the code defines no function 'double'"):
+        make_bundle(reward_of(strict), [task], TEST)
+
+
+def test_program_that_a_reward_has_run_ends_with_the_try(reward_of: RewardOf) -> None:
+    marker = f"left-{os.getpid()}"
+    text = """
+        from nodus.grader.code import run_code
+        def reward(completion, answer):
+            return float(run_code(completion, "f", [[]], timeout_s=50).timed_out)
+    """
+    shell = ["/bin/sh", "-c", f"sleep 50; : {marker}"]
+    program = f"import subprocess, time\ndef f():\n    subprocess.Popen({shell})\n    time.sleep(50)"
+    packaged = package_reward(reward_of(text))
+    try_reward(packaged, program, {"nodus_reward.py": packaged.text.encode()}, timeout_s=2)
+    eventually(lambda: marker not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout)
 
 
 # Packages that go along

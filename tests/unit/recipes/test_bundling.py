@@ -315,7 +315,7 @@ STAYS: dict[str, tuple[str, str, str]] = {
         def reward(completion, answer):
             return nodus.__version__
         """,
-        ":2: 'import nodus': the grader has no nodus",
+        ":2: 'import nodus': of nodus the grader has nothing but nodus.grader.code",
         "without it",
     ),
     "a file beside it": (

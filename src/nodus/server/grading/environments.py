@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -40,7 +41,7 @@ _BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 BUNDLE_FILES = 5000
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MEMORY_BYTES = 1024 * MIB
-_CODE_MODULE = b"nodus.grader.code"
+_CODE_MODULE = re.compile(rb"nodus\.grader(\.code\b|\s+import\b)")
 _CATALOG_PACKAGE = "nodus.grader.catalog"
 _CATALOG = Path(__file__).resolve().parents[2] / "grader" / "catalog"
 
@@ -262,7 +263,7 @@ def _catalog_place(module: str) -> Path:
 def _runs_code(place: Path) -> bool:
     """Say whether sources mention the module that runs code; one that does so in vain gets a sandbox it never uses."""
     files = place.rglob("*.py") if place.is_dir() else [place]
-    return any(_CODE_MODULE in file.read_bytes() for file in files)
+    return any(_CODE_MODULE.search(file.read_bytes()) for file in files)
 
 
 def _exact_match(graders: Sequence[Mapping[str, Any]]) -> str | None:
