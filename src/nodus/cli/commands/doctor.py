@@ -12,6 +12,7 @@ from typing import NamedTuple
 import click
 
 from nodus.cli.formats import check_format
+from nodus.cli.progress import Waiting
 from nodus.cli.session import Options, Session, given_options
 from nodus.client.config import config_path
 from nodus.core.errors import NodusError
@@ -32,6 +33,9 @@ class Check(NamedTuple):
 @click.pass_context
 def command(ctx: click.Context, context: str | None, output: str | None) -> int:
     """Check isolation, configuration and server, and say how to fix what is wrong; exits with 1 when something is.
+
+    In both sandboxes, the grader's and the one for code of completions, canaries try to get out, to run for ever and to
+    stay behind.
 
     \b
     Example:
@@ -74,9 +78,24 @@ def _isolation() -> list[Check]:
         f"{key.replace('_', ' ')}: {_word(facts[key])}"
         for key in ("mode", "user_ns", "net_ns", "seccomp", "memory_limit", "pids_limit")
     )
-    checks = [Check("isolation", found.ok, found.name if found.ok else "; ".join(found.problems), found.fix)]
+    level = "limits for each sandbox" if found.memory_limit != "rlimits" else "limits for each process alone"
+    named = f"{found.name} ({level})" if found.ok else "; ".join(found.problems)
+    checks = [Check("isolation", found.ok, named, found.fix)]
     checks.append(Check("isolation details", True, listed, "; ".join(found.warnings) or None))
-    return checks
+    return [*checks, *_canaries()] if found.ok else checks
+
+
+def _canaries() -> list[Check]:
+    """Run the canaries; a client has no sandboxes to run them in."""
+    if find_spec("sqlalchemy") is None:
+        return []
+    from nodus.server.envtools import canaries
+
+    with Waiting("running canaries in both sandboxes"):
+        try:
+            return [Check(found.name, found.held, found.found, found.fix) for found in canaries.run()]
+        except (NodusError, OSError) as error:
+            return [Check("canaries", False, f"could not be run: {error}", getattr(error, "fix", None))]
 
 
 def _word(value: object) -> str:
