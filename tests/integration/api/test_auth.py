@@ -166,6 +166,7 @@ async def test_attempt_reaches_its_own_run_and_nothing_else(attempt: Api, put: C
         ("POST", f"{TRAINING_JOBS}/other/tasks"),
         ("POST", f"{TRAINING_JOBS}/other/taskevents"),
         ("POST", f"{TRAINING_JOBS}/other/gradings"),
+        ("POST", f"{TRAINING_JOBS}/other/steps"),
         ("DELETE", f"{TRAINING_JOBS}/run"),
         ("GET", SECRETS),
         ("GET", f"{SECRETS}/s"),

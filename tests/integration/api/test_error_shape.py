@@ -20,7 +20,17 @@ FILLS = {
     "plural": ["jobs", "trainingjobs", "volumes", "projects", "nonsense"],
     "project": ["default", "nope"],
     "name": ["nope"],
-    "sub:path": ["log", "outputs/a/b", "taskevents", "tasks", "gradings", "uploads/x/files", "files", "nonsense"],
+    "sub:path": [
+        "log",
+        "outputs/a/b",
+        "taskevents",
+        "tasks",
+        "gradings",
+        "steps",
+        "uploads/x/files",
+        "files",
+        "nonsense",
+    ],
     "sha256": ["0" * 64, "x"],
 }
 

@@ -398,6 +398,64 @@ async def test_gradings_and_tasks_go_to_the_training_service(attempt: Api, servi
     }
 
 
+async def test_episodes_are_graded_by_their_turns_and_go_on_with_steps(attempt: Api, services: Services) -> None:
+    calls: list[Any] = []
+
+    class Training:
+        async def grade(self, *args: Any, beside: str) -> list[Any]:
+            calls.append(args[1:])
+            return []
+
+        async def step(self, *args: Any, beside: str) -> list[Any]:
+            calls.append(args[1:])
+            return [{"taskId": "t", "sample": 1, "messages": None}]
+
+    services.training = Training()
+    episode = {"taskId": "t", "sample": 1, "turns": ["a", ""]}
+    await attempt.ok(
+        "POST", f"{TRAINING_JOBS}/run/gradings", json={"phase": "Training", "step": 3, "completions": [episode]}
+    )
+    body = {"phase": "Evaluation", "step": 0, "episodes": [episode]}
+    answer = await attempt.ok("POST", f"{TRAINING_JOBS}/run/steps", json=body)
+    assert answer == {"replies": [{"taskId": "t", "sample": 1, "messages": None}]}
+    assert calls == [("run-1", "Training", 3, [episode]), ("run-1", "Evaluation", 0, [episode])]
+
+
+@pytest.mark.parametrize(
+    ("item", "path"),
+    [
+        ({"taskId": "t", "turns": []}, ".turns"),
+        ({"taskId": "t", "turns": ["x"] * 65}, ".turns"),
+        ({"taskId": "t", "turns": "x"}, ".turns"),
+        ({"taskId": "t", "turns": None}, ".turns"),
+        ({"taskId": "t", "turns": ["x", 5]}, ".turns[1]"),
+        ({"taskId": "", "turns": ["x"]}, ".taskId"),
+        ({"taskId": "t", "sample": True, "turns": ["x"]}, ".sample"),
+        ("x", ""),
+    ],
+)
+async def test_bad_turns_are_refused_with_their_path(attempt: Api, item: Any, path: str) -> None:
+    for name, sub in (("completions", "gradings"), ("episodes", "steps")):
+        body = {"phase": "Training", "step": 1, name: [{"taskId": "t", "turns": ["x"]}, item]}
+        refused = await attempt.fails(422, "Invalid", "POST", f"{TRAINING_JOBS}/run/{sub}", json=body)
+        assert set(causes(refused)) == {f"{name}[1]{path}"}
+
+
+async def test_completion_beside_turns_and_steps_without_turns_are_refused(attempt: Api) -> None:
+    both = [{"taskId": "t", "turns": ["x"], "completion": "x"}, {"taskId": "t", "completion": ["x"]}]
+    body: dict[str, Any] = {"phase": "Training", "step": 1, "completions": both}
+    refused = await attempt.fails(422, "Invalid", "POST", f"{TRAINING_JOBS}/run/gradings", json=body)
+    assert set(causes(refused)) == {"completions[0]", "completions[1].completion"}
+    body = {"phase": "Training", "step": 1, "episodes": [{"taskId": "t", "completion": "x"}], "answers": 1}
+    refused = await attempt.fails(422, "Invalid", "POST", f"{TRAINING_JOBS}/run/steps", json=body)
+    assert set(causes(refused)) == {"episodes[0].turns", "answers"}
+
+
+async def test_steps_are_the_attempts_own(api: Api, attempt: Api) -> None:
+    body = {"phase": "Training", "step": 1, "episodes": [{"taskId": "t", "turns": ["x"]}]}
+    await api.fails(403, "Forbidden", "POST", f"{TRAINING_JOBS}/run/steps", json=body)
+
+
 async def test_gradings_may_be_larger_than_other_bodies(attempt: Api, services: Services) -> None:
     body = {
         "phase": "Training",

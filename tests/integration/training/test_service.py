@@ -14,6 +14,7 @@ from nodus.core.errors import Conflict, GraderFailed, Invalid
 from nodus.core.kinds import ENVIRONMENT
 from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.grading import EnvironmentLibrary, GradingService, StoredManifests
+from nodus.server.grading.episodes import Episode, StepReply
 from nodus.server.grading.manifests import Manifest, Task
 from nodus.server.grading.verdicts import Completion, Verdict
 from nodus.server.store import Object, Store, objects, taskevents
@@ -28,6 +29,7 @@ class CountingGrading(GradingService):
         self.graded: list[tuple[str, int, str]] = []
         self.places: list[str | None] = []
         self.running = self.most_running = 0
+        self.stepped: list[Episode] = []
         self.dies_after = 10**9
         self.fails = False
 
@@ -54,11 +56,34 @@ class CountingGrading(GradingService):
         self.running -= 1
         if len(self.graded) >= self.dies_after:
             raise ConnectionError("the server died")
-        self.graded += [(item.task_id, item.sample, item.completion) for item in items]
+        self.graded += [(item.task_id, item.sample, item.first) for item in items]
         if self.fails:
             reason, evidence = "ZeroDivisionError: division by zero", {"exitCode": 1}
             return [Verdict(i.task_id, i.sample, "InfrastructureFailure", None, reason, evidence) for i in items]
         return [Verdict(i.task_id, i.sample, "Correct", 1.0, None, {"durationMs": 1}) for i in items]
+
+    async def step(
+        self,
+        pool_key: str,
+        environment: Any,
+        episodes: Sequence[Episode],
+        max_parallel: int | None = None,
+        *,
+        beside: str | None = None,
+    ) -> list[StepReply]:
+        self.places.append(beside)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        self.stepped += episodes
+        said = [{"role": "user", "content": "on"}]
+        return [
+            StepReply(e.task_id, e.sample, None, "ValueError", {"durationMs": 3})
+            if self.fails
+            else StepReply(e.task_id, e.sample, None if e.turns[-1] == "end" else said, None, {"durationMs": 2})
+            for e in episodes
+        ]
 
 
 @pytest.fixture
@@ -139,6 +164,59 @@ async def test_one_batch_of_a_run_at_a_time_and_each_completion_once(
     answers = await asyncio.gather(*(service.grade(run, "run-1", "Training", 1, items) for _ in range(5)))
     assert all(answer == answers[0] for answer in answers)
     assert (len(grading.graded), grading.most_running) == (10, 1)
+
+
+async def test_episodes_are_graded_by_their_turns_each_once(
+    service: TrainingService, grading: CountingGrading, store: Store, run: Object
+) -> None:
+    episode = {"taskId": "test000", "sample": 0, "turns": ["first", "x" * 9000]}
+    first = await service.grade(run, "run-1", "Baseline", 0, [episode])
+    assert await service.grade(run, "run-1", "Baseline", 0, [episode]) == first
+    assert grading.graded == [("test000", 0, "first")]
+    (event,), _ = store.read_sync(taskevents.list_, run.uid, type_="Task")
+    assert (event["completion"], event["turns"]) == ("x" * 4000, ["first", "x" * 2000])
+    for other in ({"turns": ["first"]}, {"completion": "first"}, {"completion": '["first"]'}):
+        with pytest.raises(Conflict, match="another completion"):
+            await service.grade(run, "run-1", "Baseline", 0, [{"taskId": "test000", "sample": 0, **other}])
+
+
+async def test_steps_answer_in_order_and_are_nothing_to_keep(
+    service: TrainingService, grading: CountingGrading, store: Store, run: Object
+) -> None:
+    asked = [{"taskId": f"train{n:03}", "sample": n % 2, "turns": ["a", "end" if n % 3 else "b"]} for n in range(150)]
+    replies = await service.step(run, "run-1", "Training", 4, asked, beside="uid-1")
+    assert replies == await service.step(run, "run-1", "Training", 4, asked, beside="uid-1")
+    assert [(r["taskId"], r["sample"], r["messages"] is None) for r in replies] == [
+        (e["taskId"], e["sample"], e["turns"][1] == "end") for e in asked
+    ]
+    assert set(grading.places) == {"uid-1"} and len(grading.stepped) == 300
+    assert store.read_sync(taskevents.list_, run.uid, type_="Task")[0] == []
+    grading.fails = True
+    assert (await service.step(run, "run-1", "Training", 4, asked[:1]))[0] == {
+        "taskId": "train000",
+        "sample": 0,
+        "error": "ValueError",
+    }
+
+
+async def test_steps_and_gradings_of_a_run_come_one_after_the_other(
+    service: TrainingService, grading: CountingGrading, run: Object
+) -> None:
+    episodes = [{"taskId": "train000", "sample": 0, "turns": ["a"]}]
+    await asyncio.gather(
+        *(service.grade(run, "run-1", "Training", step, completions("train", 3)) for step in range(3)),
+        *(service.step(run, "run-1", "Training", step, episodes) for step in range(3)),
+    )
+    assert grading.most_running == 1
+
+
+async def test_steps_of_other_tasks_and_doubled_ones_are_refused(service: TrainingService, run: Object) -> None:
+    with pytest.raises(Invalid, match="not among the Training tasks") as refused:
+        await service.step(run, "run-1", "Training", 1, [{"taskId": "test000", "turns": ["a"]}])
+    assert refused.value.causes[0].field == "episodes"
+    with pytest.raises(Invalid) as refused:
+        await service.step(run, "run-1", "Training", 1, [{"taskId": "train000", "turns": ["a"]}] * 2)
+    assert refused.value.causes[0].field == "episodes[1]"
 
 
 async def test_completions_are_graded_beside_the_member_that_submits_them(

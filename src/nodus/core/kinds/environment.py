@@ -201,6 +201,14 @@ class EnvironmentStatus(Model):
     """Image it was built into."""
     splits: SplitCounts | None = None
     """Sizes found."""
+    ecosystem: str | None = None
+    """What it is made with: functions, verifiers, openenv, ..."""
+    episodes: bool | None = None
+    """Whether it answers the model's turns, so that an episode may have several; set parameters.maxTurns."""
+    max_turns: int | None = None
+    """Most turns of an episode, where the environment knows its own."""
+    tools: bool | None = None
+    """Whether the model may call tools, so that its chat template must offer them."""
     grader: GraderFacts | None = None
     """The Python and the libraries that grade; unset where Nodus compares answers itself."""
     checked: str | None = None

@@ -489,7 +489,7 @@ TRAINING_JOB = Kind(
         Column("Reason", "status.reason", wide=True, description="Why it is in that phase"),
         Column("Step", "status.metrics.step", wide=True, description="Steps done"),
     ),
-    subresources=("log", "outputs", "taskevents", "tasks", "gradings"),
+    subresources=("log", "outputs", "taskevents", "tasks", "gradings", "steps"),
     immutable=(
         "runtime",
         "mode",

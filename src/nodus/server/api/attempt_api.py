@@ -1,4 +1,4 @@
-"""What a run asks the server for from inside: who it is, its tasks, its gradings, its task events.
+"""What a run asks the server for from inside: who it is, its tasks, its gradings and episodes, its task events.
 
 The same paths serve people: ``GET .../taskevents`` is how the curves of a run are read. An attempt's token reaches its
 own TrainingJob only (``auth.py``).
@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from nodus.core.errors import BadRequest, Cause, Forbidden, Invalid, NotFound, Unavailable
 from nodus.core.kinds import Kind
+from nodus.server.api import attempt_bodies as bodies
+from nodus.server.api.attempt_bodies import PHASES, shown
 from nodus.server.api.call import Call, checked_name
 from nodus.server.api.http import json_response, json_type, read_object
 from nodus.server.api.reading import find
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
     from nodus.server.store.objects import Object
 
 ATTEMPT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
-COMPLETIONS_LIMIT = 4096
 EVENTS_LIMIT = 1000
-PHASES = ("Baseline", "Training", "Evaluation")
 EVENT_TYPES = ("Stage", "Metrics", "Diagnostics", "Progress", "Log", "Checkpoint")
 
 
@@ -66,63 +66,30 @@ async def gradings(call: Call, kind: Kind) -> Response:
     if attempt is None:
         raise Forbidden("only the run's own attempt submits completions")
     body = await read_object(call.request, ATTEMPT_BODY_LIMIT_BYTES)
-    phase, step, completions = _read_gradings(body)
+    phase, step, completions = bodies.read_gradings(body)
     obj = await call.services.store.read(find, call, kind, name)
     verdicts = await _training(call).grade(obj, attempt.name, phase, step, completions, beside=attempt.uid)
     return json_response({"verdicts": verdicts})
+
+
+async def steps(call: Call, kind: Kind) -> Response:
+    """``POST .../steps``: what the environment says after the last turn of each episode, in order; null at its end."""
+    name = checked_name(kind, call.params["name"])
+    call.principal.require("create", kind, call.project, name, "steps")
+    attempt = call.principal.attempt
+    if attempt is None:
+        raise Forbidden("only the run's own attempt plays episodes")
+    body = await read_object(call.request, ATTEMPT_BODY_LIMIT_BYTES)
+    phase, step, episodes = bodies.read_steps(body)
+    obj = await call.services.store.read(find, call, kind, name)
+    replies = await _training(call).step(obj, attempt.name, phase, step, episodes, beside=attempt.uid)
+    return json_response({"replies": replies})
 
 
 def _training(call: Call) -> Any:
     if call.services.training is None:
         raise Unavailable("this server does not run training", fix="Ask the server that runs controllers.")
     return call.services.training
-
-
-def _read_gradings(body: dict[str, Any]) -> tuple[str, int, list[dict[str, Any]]]:
-    causes: list[Cause] = []
-    phase, step, items = body.get("phase"), body.get("step"), body.get("completions")
-    if phase not in PHASES:
-        causes.append(Cause("phase", "FieldValueInvalid", f"{_shown(phase)} is not one of {', '.join(PHASES)}"))
-    if not _is_count(step):
-        causes.append(Cause("step", "FieldValueInvalid", f"a whole number from 0 is expected, this is {_shown(step)}"))
-    if not isinstance(items, list) or not 0 < len(items) <= COMPLETIONS_LIMIT:
-        causes.append(Cause("completions", "FieldValueInvalid", f"a list of 1 to {COMPLETIONS_LIMIT} is expected"))
-        items = []
-    for key in body.keys() - {"phase", "step", "completions"}:
-        causes.append(Cause(str(key), "FieldValueNotSupported", "unknown field"))
-    for number, item in enumerate(items):
-        causes.extend(_completion_causes(item, f"completions[{number}]"))
-        if len(causes) > 20:
-            break
-    if causes:
-        raise Invalid("the completions can't be graded as sent", causes=causes)
-    return str(phase), int(step or 0), items
-
-
-def _completion_causes(item: Any, path: str) -> list[Cause]:
-    if not isinstance(item, dict):
-        return [Cause(path, "FieldValueInvalid", f"an object is expected, this is a {json_type(item)}")]
-    causes = []
-    task_id = item.get("taskId")
-    if not isinstance(task_id, str) or not 0 < len(task_id) <= 253:
-        causes.append(Cause(f"{path}.taskId", "FieldValueInvalid", "a string of 1 to 253 characters is expected"))
-    if not _is_count(item.get("sample", 0)):
-        causes.append(Cause(f"{path}.sample", "FieldValueInvalid", "a whole number from 0 is expected"))
-    completion = item.get("completion")
-    if not isinstance(completion, str | list):
-        causes.append(
-            Cause(f"{path}.completion", "FieldValueInvalid", f"text is expected, this is a {json_type(completion)}")
-        )
-    return causes
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 async def post_taskevents(call: Call, kind: Kind) -> Response:
@@ -166,7 +133,7 @@ def _read_events(body: dict[str, Any]) -> list[dict[str, Any]]:
                 Cause(
                     f"{path}.type",
                     "FieldValueInvalid",
-                    f"{_shown(event.get('type'))} is not one of {', '.join(EVENT_TYPES)}",
+                    f"{shown(event.get('type'))} is not one of {', '.join(EVENT_TYPES)}",
                 )
             )
     if causes:

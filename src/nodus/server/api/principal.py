@@ -24,7 +24,11 @@ CREATED_BY = "nodus.dev/created-by"
 READ_VERBS = frozenset({"get", "list", "watch"})
 # What an attempt's token may do to the TrainingJob it belongs to: verb, subresource.
 _ATTEMPT_CALLS = frozenset(
-    {("create", "tasks"), ("create", "gradings"), ("create", "taskevents"), ("get", None), ("get", "taskevents")}
+    {
+        *(("create", name) for name in ("tasks", "gradings", "steps", "taskevents")),
+        ("get", None),
+        ("get", "taskevents"),
+    }
 )
 
 

@@ -23,7 +23,7 @@ from nodus.server.store.ledger import Charge, HoldRequest, Owner
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from nodus.server.grading.verdicts import Verdict
+    from nodus.server.grading.verdicts import Answer
     from nodus.server.store.holds import Hold
     from nodus.server.store.objects import Object
 
@@ -80,19 +80,19 @@ def _reference(conn: Connection, run: Object, attempt: str, keys: Sequence[objec
     raise AssertionError("numbers do not end")
 
 
-def settle(conn: Connection, reference: str | None, verdicts: Sequence[Verdict], prices: PriceBook) -> None:
+def settle(conn: Connection, reference: str | None, answers: Sequence[Answer], prices: PriceBook) -> None:
     """Charge a batch for the time that its graders worked on it; what Nodus failed to grade is covered.
 
     Args:
         conn: the transaction that records the verdicts.
         reference: from :func:`hold`.
-        verdicts: of the batch.
+        answers: of the batch: verdicts, or replies of an environment.
         prices: in force.
     """
     if reference is None:
         return
-    paid_us = sum(_worked_us(verdict) for verdict in verdicts if verdict.outcome != "Error")
-    covered_us = sum(_worked_us(verdict) for verdict in verdicts if verdict.outcome == "Error")
+    paid_us = sum(_worked_us(answer) for answer in answers if answer.outcome != "Error")
+    covered_us = sum(_worked_us(answer) for answer in answers if answer.outcome == "Error")
     charge = Charge(
         ITEM,
         amount_of(prices.grading, paid_us),
@@ -124,5 +124,5 @@ def _is_over(conn: Connection, held: Hold) -> bool:
     return attempt is None or ATTEMPT.is_terminal(attempt.status.get("phase"))
 
 
-def _worked_us(verdict: Verdict) -> int:
-    return max(0, round(float(verdict.evidence.get("durationMs") or 0) * 1000))
+def _worked_us(answer: Answer) -> int:
+    return max(0, round(float(answer.evidence.get("durationMs") or 0) * 1000))

@@ -75,13 +75,13 @@ def grade(item: Completion, answers: Mapping[str, Any], match: Matcher) -> Verdi
         evidence = Evidence([_PROCESS], _ISOLATION, 0.0)
         return failed(item, f"this environment has no task {item.task_id!r}", evidence)
     try:
-        matched = match(item.completion, answers[item.task_id])
+        matched = match(item.first, answers[item.task_id])
     except (ValueError, TypeError, ArithmeticError):
         evidence = Evidence([_PROCESS], _ISOLATION, 0.0)
         answer = repr(answers[item.task_id])[:80]
         return failed(item, f"the answer of task {item.task_id!r} can't be compared as a number: {answer}", evidence)
     duration_ms = (time.perf_counter() - started) * 1000
-    output = item.completion.encode("utf-8", "surrogatepass")
+    output = item.first.encode("utf-8", "surrogatepass")
     record = Evidence([_PROCESS], _ISOLATION, duration_ms, output, exit_code=0).to_wire()
     if matched is None:
         return Verdict(item.task_id, item.sample, "InvalidOutput", 0.0, None, record)

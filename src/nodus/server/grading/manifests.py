@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,16 +29,19 @@ class Task:
         prompt: Text, or chat messages.
         metadata: Published beside the prompt.
         answer: For graders inside the server; None elsewhere. Never published.
+        tools: What the model may call, as schemas that a chat template takes.
     """
 
     task_id: str
     prompt: Prompt
     metadata: Mapping[str, Any] = field(default_factory=dict)
     answer: Any = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def public(self) -> dict[str, Any]:
-        """Return what a trainer sees."""
-        return {"taskId": self.task_id, "prompt": self.prompt, "metadata": dict(self.metadata)}
+        """Return what a trainer sees; ``tools`` only where there are any."""
+        seen = {"taskId": self.task_id, "prompt": self.prompt, "metadata": dict(self.metadata)}
+        return {**seen, "tools": [dict(tool) for tool in self.tools]} if self.tools else seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,15 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as it is kept."""
-        rows = [[t.task_id, t.prompt, dict(t.metadata), t.answer] for t in self.tasks]
+        rows = [
+            [t.task_id, t.prompt, dict(t.metadata), t.answer, *([list(t.tools)] if t.tools else [])] for t in self.tasks
+        ]
         return {"format": 1, "hasAnswers": self.has_answers, "tasks": rows}
 
     @classmethod
     def from_json(cls, digest: str, split: str, seed: int, value: Mapping[str, Any]) -> Manifest:
         """Return a manifest that was kept."""
-        tasks = tuple(Task(i, prompt, metadata, answer) for i, prompt, metadata, answer in value["tasks"])
+        tasks = tuple(Task(*row) for row in value["tasks"])
         return cls(digest, split, seed, tasks, bool(value["hasAnswers"]))
 
     @classmethod
@@ -93,10 +98,13 @@ def _task(line: Any) -> Task:
         raise ValueError("a line has no taskId")
     if not isinstance(line.get("prompt"), str | list) or not isinstance(line.get("metadata", {}), dict):
         raise ValueError(f"task {line['taskId']} has no prompt, or metadata that is no object")
+    tools = line.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError(f"task {line['taskId']} has tools that are no list of schemas")
     text = json.dumps(line, ensure_ascii=False)
     if _NUL.search(text) or text != text.encode("utf-8", "replace").decode():
         raise ValueError(f"task {line['taskId']!a} holds a NUL character or half of a surrogate pair")
-    return Task(line["taskId"], line["prompt"], line.get("metadata", {}), line.get("answer"))
+    return Task(line["taskId"], line["prompt"], line.get("metadata", {}), line.get("answer"), tuple(tools))
 
 
 class ManifestStore(Protocol):

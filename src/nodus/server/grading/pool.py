@@ -7,7 +7,8 @@ A pool has up to ``max_parallel`` graders, each driven by a thread of its own th
                      +--StartFailed      +--GraderDied: the completion it was on is tried once more on a fresh grader,
                                             what was waiting behind it is simply asked again
 
-Grading never raises for a completion: whatever goes wrong becomes an InfrastructureFailure with its evidence.
+A completion is graded, an episode is answered: both are items, and a pool takes either. It never raises for an item:
+whatever goes wrong becomes an InfrastructureFailure, or a reply's error, with its evidence.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from nodus.core.clock import Clock
 from nodus.core.errors import Unavailable
 from nodus.server.grading.runner import Runners
-from nodus.server.grading.verdicts import Completion, Evidence, Verdict, ended_sandbox, failed, from_line
+from nodus.server.grading.verdicts import Answer, Evidence, Item
 from nodus.server.grading.worker import IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
 
 log = logging.getLogger(__name__)
@@ -33,29 +35,31 @@ RECYCLE_AFTER = 5000
 _COMPLETIONS_A_GRADER = 4
 """A further grader is started only when each has at least so many completions to do."""
 
+A = TypeVar("A", bound=Answer)
+
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Completions that were handed in together; ``done`` is set when each has its verdict."""
+    """Items that were handed in together; ``done`` is set when each has its answer."""
 
-    items: Sequence[Completion]
+    items: Sequence[Item[Any]]
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[None]
-    verdicts: list[Verdict | None]
+    answers: list[Any]
     left: int
     cancelled: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One completion of a batch on its way through the pool."""
+    """One item of a batch on its way through the pool."""
 
     batch: _Batch
     index: int
     tries: int = 0
 
     @property
-    def item(self) -> Completion:
+    def item(self) -> Item[Any]:
         return self.batch.items[self.index]
 
 
@@ -96,16 +100,16 @@ class GraderPool:
         self._one_batch = asyncio.Lock()
         self._used_at = clock.monotonic()
 
-    async def grade(self, items: Sequence[Completion], max_parallel: int, beside: str | None = None) -> list[Verdict]:
-        """Grade completions; one batch at a time.
+    async def grade(self, items: Sequence[Item[A]], max_parallel: int, beside: str | None = None) -> list[A]:
+        """Grade completions, or go on with episodes; one batch at a time.
 
         Args:
-            items: The completions, at least one.
+            items: What to ask, at least one.
             max_parallel: Most graders at once.
             beside: Key of the member they come from. Graders are on its host: those beside another are replaced.
 
         Returns:
-            A verdict for each item, in the same order.
+            An answer for each item, in the same order.
 
         Raises:
             Unavailable: When the pool is closed meanwhile, also while this batch waits for its turn.
@@ -128,7 +132,7 @@ class GraderPool:
                 with self._changed:
                     batch.cancelled, self._batch = True, None
                     self._pending = deque(job for job in self._pending if job.batch is not batch)
-            return [verdict for verdict in batch.verdicts if verdict is not None]
+            return list(batch.answers)
 
     def idle_s(self) -> float:
         """Return for how long nothing has been graded; 0 while something is."""
@@ -230,10 +234,10 @@ class GraderPool:
 
     def _take(self, seat: _Seat, reply: Reply) -> None:
         job = seat.jobs.pop(reply.request.number)
-        verdict = from_line(job.item, reply.request.number, reply.evidence)
-        if verdict is None:
-            verdict = failed(job.item, "the grader's answer is no verdict on this completion", reply.evidence)
-        self._finish(job, verdict)
+        answer = job.item.read(reply.request.number, reply.evidence)
+        if answer is None:
+            answer = job.item.failed("the grader's answer is no verdict on this completion", reply.evidence)
+        self._finish(job, answer)
 
     def _bury(self, seat: _Seat, death: GraderDied) -> None:
         """Replace a grader that ended: its oldest completion is tried once more, the others are asked again."""
@@ -248,8 +252,8 @@ class GraderPool:
             if job.tries < MAX_TRIES:
                 again.append(job)
             else:
-                verdict = ended_sandbox if death.by_code else failed
-                self._finish(job, verdict(job.item, str(death), death.evidence))
+                answer = job.item.ended_sandbox if death.by_code else job.item.failed
+                self._finish(job, answer(str(death), death.evidence))
         for job in others:
             job.tries -= 1
         self._ask_again([*again, *others])
@@ -265,8 +269,8 @@ class GraderPool:
         again = [] if failure.refused else [job for job in jobs if job.tries < MAX_TRIES]
         for job in jobs:
             if job not in again:
-                verdict = failed(job.item, str(failure), failure.evidence, traceback=failure.trace[-2000:])
-                self._finish(job, verdict)
+                answer = job.item.failed(str(failure), failure.evidence, traceback=failure.trace[-2000:])
+                self._finish(job, answer)
         self._ask_again(again)
 
     def _ask_again(self, jobs: list[_Job]) -> None:
@@ -279,10 +283,10 @@ class GraderPool:
         if grader is not None:
             grader.close()
 
-    def _finish(self, job: _Job, verdict: Verdict) -> None:
+    def _finish(self, job: _Job, answer: Answer) -> None:
         batch = job.batch
         with self._changed:
-            batch.verdicts[job.index] = verdict
+            batch.answers[job.index] = answer
             batch.left -= 1
             last = batch.left == 0
         if last:

@@ -2,7 +2,8 @@
 
 Run once for each version before the Environment becomes Ready, in sandboxes without network, like every run after it:
 the libraries that its sources import must be there; the tasks are listed in two processes and must be equal; one answer
-and an empty reply are graded and must not raise.
+and an empty reply are graded and must not raise. An environment with episodes also plays two fixed turns in two
+processes: what it says and pays must be equal, since every turn is played again from the start.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ from typing import Any
 
 from nodus.core.errors import EnvironmentTasksFailed, NodusError
 from nodus.server.grading.environments import ResolvedEnvironment
+from nodus.server.grading.episodes import Episode
 from nodus.server.grading.libraries import grader_facts
 from nodus.server.grading.manifests import Manifest, Task
 from nodus.server.grading.service import GradingService
-from nodus.server.grading.verdicts import Completion
+from nodus.server.grading.verdicts import Completion, Verdict, storable
 
 SPLITS = ("train", "test")
 _SEED = 0
 _TRACE_CHARS = 3000
+FIXED_TURNS = ("Hello.", "1")
+"""What is said to an environment with episodes: no answer to anything, as a model's reply may be."""
 
 
 class SelfCheckFailed(NodusError):
     """A step of the check failed.
 
     Args:
-        step: ``unpack``, ``libraries``, ``tasks`` or ``grade``.
+        step: ``unpack``, ``libraries``, ``load``, ``tasks``, ``grade`` or ``step``.
         message: What went wrong.
         trace: The environment's traceback.
     """
@@ -49,12 +53,14 @@ class Checked:
         splits: Split to number of tasks.
         grader: The Python and the libraries that grade, as ``status.grader`` has them.
         manifests: Split to its tasks, with answers where they are JSON.
+        facts: What it is, as the status has it: ``ecosystem``, ``episodes``, ``tools``, ``maxTurns`` where known.
     """
 
     digest: str
     splits: Mapping[str, int]
     grader: Mapping[str, Any] = field(default_factory=dict)
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def check(service: GradingService, name: str, spec: Mapping[str, Any], pool_key: str) -> Checked:
@@ -76,14 +82,43 @@ async def check(service: GradingService, name: str, spec: Mapping[str, Any], poo
         raise SelfCheckFailed("unpack", f"{error.message}{'; ' + error.fix if error.fix else ''}") from error
     try:
         grader = grader_facts(await _libraries(service, environment), environment.python)
+        facts = _facts(await _info(service, environment))
         splits = {split: await _list_twice(service, environment, split) for split in SPLITS}
-        if not any(manifest.tasks for manifest in splits.values()):
-            raise SelfCheckFailed("tasks", "tasks('train') and tasks('test') are both empty")
-        await _grade_two(service, environment, splits, pool_key)
+        task = _one_of(splits)
+        await _grade_two(service, environment, task, pool_key)
+        if facts["episodes"]:
+            await _play_twice(service, environment, task, pool_key)
     finally:
         await service.release(pool_key)
     sizes = {split: len(manifest.tasks) for split, manifest in splits.items()}
-    return Checked(environment.digest, sizes, grader, splits)
+    facts["tools"] = any(task.tools for manifest in splits.values() for task in manifest.tasks)
+    return Checked(environment.digest, sizes, grader, splits, facts)
+
+
+async def _info(service: GradingService, environment: ResolvedEnvironment) -> dict[str, Any]:
+    try:
+        return await service.info(environment)
+    except EnvironmentTasksFailed as error:
+        raise SelfCheckFailed("load", error.message, str(error.details.get("traceback", ""))) from error
+
+
+def _facts(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what counts of what a runner says the environment is; a stranger's may say anything."""
+    facts: dict[str, Any] = {"episodes": info.get("episodes") is True}
+    if isinstance(kind := info.get("kind"), str):
+        facts["ecosystem"] = storable(kind, 63)
+    turns = info.get("maxTurns")
+    if facts["episodes"] and isinstance(turns, int) and not isinstance(turns, bool) and 0 < turns < 2**31:
+        facts["maxTurns"] = turns
+    return facts
+
+
+def _one_of(splits: Mapping[str, Manifest]) -> Task:
+    """Return the first task, a held-out one where there is any."""
+    found = next((splits[split].tasks[0] for split in ("test", "train") if splits[split].tasks), None)
+    if found is None:
+        raise SelfCheckFailed("tasks", "tasks('train') and tasks('test') are both empty")
+    return found
 
 
 async def _libraries(service: GradingService, environment: ResolvedEnvironment) -> dict[str, Any]:
@@ -130,17 +165,49 @@ async def listed(service: GradingService, environment: ResolvedEnvironment, spli
         raise SelfCheckFailed("tasks", error.message, str(error.details.get("traceback", ""))) from error
 
 
-async def _grade_two(
-    service: GradingService, environment: ResolvedEnvironment, splits: Mapping[str, Manifest], pool_key: str
-) -> None:
-    manifest = next(splits[split] for split in ("test", "train") if splits[split].tasks)
-    task = manifest.tasks[0]
+async def _grade_two(service: GradingService, environment: ResolvedEnvironment, task: Task, pool_key: str) -> None:
     items = [Completion(task.task_id, 0, as_reply(task)), Completion(task.task_id, 1, "")]
     for item, verdict in zip(items, await service.grade(pool_key, environment, items, 1), strict=True):
         if verdict.verdict == "InfrastructureFailure":
             what = "its own answer" if item.sample == 0 else "an empty reply"
             message = f"grading {what} to {_short(task.prompt)}: {verdict.reason}"
             raise SelfCheckFailed("grade", message, str(verdict.evidence.get("traceback", "")))
+
+
+async def _play_twice(service: GradingService, environment: ResolvedEnvironment, task: Task, pool_key: str) -> None:
+    first = await _play(service, environment, task, pool_key)
+    await service.release(pool_key)  # the second time is another process's
+    second = await _play(service, environment, task, pool_key)
+    for turn, (one, other) in enumerate(zip(first, second, strict=True), 1):
+        if one != other:
+            raise SelfCheckFailed(
+                "step",
+                f"turn {turn} of {_short(task.prompt)}, after the replies {list(FIXED_TURNS[:turn])}, differs between "
+                f"two processes: {_short(one)} and {_short(other)}; the same turns must always play the same episode: "
+                "seed whatever is random in it by the task",
+            )
+
+
+async def _play(service: GradingService, environment: ResolvedEnvironment, task: Task, pool_key: str) -> list[object]:
+    """Return what the environment says and pays after each of the fixed turns, until it ends the episode."""
+    played: list[object] = [None] * len(FIXED_TURNS)
+    for count in range(1, len(FIXED_TURNS) + 1):
+        turns = FIXED_TURNS[:count]
+        (reply,) = await service.step(pool_key, environment, [Episode(task.task_id, 0, turns)], 1)
+        (verdict,) = await service.grade(pool_key, environment, [Completion(task.task_id, 0, turns=turns)], 1)
+        for reason, evidence in ((reply.error, reply.evidence), (_fault_of(verdict), verdict.evidence)):
+            if reason is not None:
+                message = f"playing the replies {list(turns)} of {_short(task.prompt)}: {reason}"
+                message += "; a reply may be any text: answer it, or end the episode"
+                raise SelfCheckFailed("step", message, str(evidence.get("traceback", "")))
+        played[count - 1] = {"messages": reply.messages, "reward": verdict.reward}
+        if reply.messages is None:
+            break
+    return played
+
+
+def _fault_of(verdict: Verdict) -> str | None:
+    return (verdict.reason or "no reason given") if verdict.verdict == "InfrastructureFailure" else None
 
 
 def as_reply(task: Task) -> str:

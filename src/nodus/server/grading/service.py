@@ -14,7 +14,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nodus.core.clock import Clock, SystemClock
 from nodus.core.errors import EnvironmentTasksFailed, GraderFailed, Unavailable
@@ -22,10 +22,11 @@ from nodus.server.compute.graders import GraderHost, GraderIsolation, GraderNotS
 from nodus.server.grading import exact_match
 from nodus.server.grading.compiled import files_of, needed_python
 from nodus.server.grading.environments import MIB, EnvironmentLibrary, ResolvedEnvironment
+from nodus.server.grading.episodes import Episode, StepReply
 from nodus.server.grading.manifests import Manifest, ManifestStore
 from nodus.server.grading.pool import GraderPool
 from nodus.server.grading.runner import RunnerFailed, Runners, run_once
-from nodus.server.grading.verdicts import Completion, Verdict
+from nodus.server.grading.verdicts import Answer, Completion, Item, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ TASKS_BYTES = 64 * MIB
 _SWEEP_INTERVAL_S = 15.0
 _YIELD_EVERY = 256
 _KEPT_ANSWERS = 16
+
+A = TypeVar("A", bound=Answer)
 
 
 class GradingService:
@@ -140,13 +143,24 @@ class GradingService:
         Raises:
             EnvironmentTasksFailed: When the runner cannot be run, or not to its end.
         """
+        return await self._facts(environment, "libraries", "the libraries of environment {} could not be listed")
+
+    async def info(self, environment: ResolvedEnvironment) -> dict[str, Any]:
+        """Return what the environment is, by its runner: ``kind``, ``episodes``, ``maxTurns`` where it knows its own.
+
+        Raises:
+            EnvironmentTasksFailed: When it can't be loaded.
+        """
+        return await self._facts(environment, "info", "environment {} could not be loaded")
+
+    async def _facts(self, environment: ResolvedEnvironment, command: str, complaint: str) -> dict[str, Any]:
         try:
-            lines = await run_once(await self._runners(environment), ["libraries"], TASKS_TIMEOUT_S, MIB)
+            lines = await run_once(await self._runners(environment), [command], TASKS_TIMEOUT_S, MIB)
         except (RunnerFailed, GraderNotStarted, OSError) as error:
             trace = getattr(error, "trace", "")
+            name = f"{environment.name}@{environment.version}"
             raise EnvironmentTasksFailed(
-                f"the libraries of environment {environment.name}@{environment.version} could not be listed: {error}",
-                details={"traceback": trace} if trace else None,
+                f"{complaint.format(name)}: {error}", details={"traceback": trace} if trace else None
             ) from error
         return lines[0] if lines and isinstance(lines[0], dict) else {}
 
@@ -210,6 +224,40 @@ class GradingService:
             return []
         if environment.exact_match is not None:
             return await self._match(environment, environment.exact_match, items)
+        return await self._ask(pool_key, environment, items, max_parallel, beside)
+
+    async def step(
+        self,
+        pool_key: str,
+        environment: ResolvedEnvironment,
+        episodes: Sequence[Episode],
+        max_parallel: int | None = None,
+        *,
+        beside: str | None = None,
+    ) -> list[StepReply]:
+        """Go on with episodes: what the environment says after the model's last turn. Arguments as for :meth:`grade`.
+
+        Asked again, it answers the same; nothing is kept of it.
+
+        Returns:
+            A reply for each episode, in the same order; faults are replies too.
+
+        Raises:
+            GraderFailed: When this machine cannot isolate and was not told to do without.
+            Unavailable: When the graders are released meanwhile, because the server stops.
+        """
+        if environment.exact_match is not None or not episodes:
+            return [episode.ended() for episode in episodes]
+        return await self._ask(pool_key, environment, episodes, max_parallel, beside)
+
+    async def _ask(
+        self,
+        pool_key: str,
+        environment: ResolvedEnvironment,
+        items: Sequence[Item[A]],
+        max_parallel: int | None,
+        beside: str | None,
+    ) -> list[A]:
         try:
             runners = await self._runners(environment)
         except GraderNotStarted as error:

@@ -1,4 +1,4 @@
-"""A verdict and its evidence, as the host writes them.
+"""A completion, its verdict and the evidence, as the host writes them.
 
 What a runner says about a completion is one line on a private descriptor; this module decides what of it counts. The
 evidence (which process, how it ended, how long it took, the digest of what it said, under which isolation) is the
@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 VerdictName = Literal["Correct", "Incorrect", "InvalidOutput", "InfrastructureFailure"]
 Outcome = Literal["Passed", "Failed", "Error"]
@@ -28,6 +28,53 @@ MAX_REWARD = 1e9
 """Of either sign. Means and deviations of larger ones overflow in a trainer's 32 bits, and in a summary's decimals."""
 
 
+class Answer(Protocol):
+    """What came of an item: a verdict, or an environment's reply."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """``Error`` where the environment could not run."""
+        ...
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """What the host saw."""
+        ...
+
+
+A_co = TypeVar("A_co", bound=Answer, covariant=True)
+
+
+class Item(Protocol[A_co]):
+    """What a grader is asked, one at a time: a completion to grade, or an episode to go on with."""
+
+    @property
+    def task_id(self) -> str:
+        """The task it is of."""
+        ...
+
+    def request(self) -> dict[str, Any]:
+        """Return what the runner is asked, without the id."""
+        ...
+
+    def read(self, number: int, evidence: Evidence) -> A_co | None:
+        """Return what a runner's line answers; None when it is no answer to this.
+
+        Args:
+            number: The id it was asked under.
+            evidence: With the line as its output.
+        """
+        ...
+
+    def failed(self, reason: str, evidence: Evidence, **more: Any) -> A_co:
+        """Return the answer where the environment could not run."""
+        ...
+
+    def ended_sandbox(self, reason: str, evidence: Evidence) -> A_co:
+        """Return the answer where the model's code ended its sandbox, in each that it was given."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One completion to grade.
@@ -35,12 +82,36 @@ class Completion:
     Attributes:
         task_id: The task it answers.
         sample: Which of several completions of the task.
-        completion: Its text.
+        completion: Its text; of an episode, unused.
+        turns: The model's turns of an episode, at least one, graded as it stands; None for a single completion.
     """
 
     task_id: str
     sample: int
-    completion: str
+    completion: str = ""
+    turns: tuple[str, ...] | None = None
+
+    @property
+    def first(self) -> str:
+        """The model's first reply: what a grader of single completions judges."""
+        return self.completion if self.turns is None else self.turns[0]
+
+    def request(self) -> dict[str, Any]:
+        """Return what the runner is asked."""
+        said = {"completion": self.completion} if self.turns is None else {"turns": list(self.turns)}
+        return {"taskId": self.task_id, **said}
+
+    def read(self, number: int, evidence: Evidence) -> Verdict | None:
+        """Return the verdict of a runner's line; see :func:`from_line`."""
+        return from_line(self, number, evidence)
+
+    def failed(self, reason: str, evidence: Evidence, **more: Any) -> Verdict:
+        """Return the verdict of a completion that could not be graded."""
+        return failed(self, reason, evidence, **more)
+
+    def ended_sandbox(self, reason: str, evidence: Evidence) -> Verdict:
+        """Return the verdict of a completion whose code ended its sandbox, in each that it was given."""
+        return ended_sandbox(self, reason, evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +206,13 @@ def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | No
         number: The id it was asked under.
         evidence: With the line as its output.
     """
-    try:
-        line = json.loads(evidence.output)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(line, dict) or line.get("id") != number or line.get("taskId") != item.task_id:
+    line = line_about(item.task_id, number, evidence)
+    if line is None:
         return None
     verdict, reward = line.get("verdict"), line.get("reward")
-    if verdict not in OUTCOMES:
+    if str(verdict) not in OUTCOMES:
         return None
-    reported = line.get("evidence")
-    record = {**evidence.to_wire(), **_child_facts(reported if isinstance(reported, Mapping) else {})}
+    record = record_of(line, evidence)
     reason = storable(line["reason"], _REASON_CHARS) if line.get("reason") else _code_reason(verdict, record)
     if verdict == "InfrastructureFailure":
         if evidence.oom:
@@ -159,6 +226,22 @@ def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | No
         reason = f"reward returned {str(reward)[:30]}; a reward is from {-MAX_REWARD:g} to {MAX_REWARD:g}"
         return Verdict(item.task_id, item.sample, "InfrastructureFailure", None, reason, record)
     return Verdict(item.task_id, item.sample, verdict, float(reward), reason, record)
+
+
+def line_about(task_id: str, number: int, evidence: Evidence) -> dict[str, Any] | None:
+    """Return a runner's line, read, or None when it is no object about this task and request."""
+    try:
+        line = json.loads(evidence.output)
+    except (ValueError, RecursionError):
+        return None
+    ours = isinstance(line, dict) and line.get("id") == number and line.get("taskId") == task_id
+    return line if ours else None
+
+
+def record_of(line: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
+    """Return the evidence as it is recorded, with what the runner saw of the process that it forked."""
+    reported = line.get("evidence")
+    return {**evidence.to_wire(), **_child_facts(reported if isinstance(reported, Mapping) else {})}
 
 
 def _child_facts(reported: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from nodus.server.compute.graders import GraderNotStarted, GraderProcess
 from nodus.server.grading.runner import LOG_CHARS, Runners
-from nodus.server.grading.verdicts import Completion, Evidence, storable
+from nodus.server.grading.verdicts import Evidence, Item, storable
 
 IN_FLIGHT = 4
 """Completions inside a grader at a time; the protocol allows at most 16."""
@@ -60,16 +60,16 @@ class GraderDied(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """A completion inside a grader.
+    """A completion, or an episode, inside a grader.
 
     Attributes:
         number: The id it was asked under.
-        item: The completion.
+        item: What is asked.
         tries: How many graders had it, with this one.
     """
 
     number: int
-    item: Completion
+    item: Item[Any]
     tries: int = 1
 
 
@@ -147,7 +147,7 @@ class Grader:
         if not self._inside:
             self._head_since = time.monotonic()
         self._inside.append(request)
-        body = {"id": request.number, "taskId": request.item.task_id, "completion": request.item.completion}
+        body = {"id": request.number, **request.item.request()}
         # ASCII JSON: lone surrogates of a completion travel as escapes
         self._unsent += json.dumps(body).encode() + b"\n"
 

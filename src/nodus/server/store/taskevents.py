@@ -8,6 +8,7 @@ committed in order, so that who reads on from one misses nothing.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class VerdictRow:
 
     key: SampleKey
     completion_sha256: str
-    """Of the completion's UTF-8 text; see :func:`completion_digest`."""
+    """Of what was graded; see :func:`completion_digest`."""
     verdict: str
     outcome: str
     reward: float | None
@@ -51,9 +52,16 @@ class VerdictRow:
     """Place in the order of all task events; 0 before it is recorded."""
 
 
-def completion_digest(completion: str) -> str:
-    """Return the sha256 that tells whether a re-sent completion is the same."""
-    return hashlib.sha256(completion.encode("utf-8", "surrogatepass")).hexdigest()
+def completion_digest(completion: str, turns: Sequence[str] | None = None) -> str:
+    """Return the sha256 that tells whether a re-sent completion is the same.
+
+    Args:
+        completion: its text.
+        turns: of an episode, its turns in place of the text; it is another completion than any text.
+    """
+    if turns is None:
+        return hashlib.sha256(completion.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(b"turns\0" + json.dumps(list(turns)).encode()).hexdigest()
 
 
 def append(conn: Connection, trainingjob_uid: str, attempt: str, events: Sequence[Mapping[str, Any]]) -> int:
@@ -264,7 +272,7 @@ def _verdict(row: Any) -> VerdictRow:
 
 def _task_event(row: Any) -> dict[str, Any]:
     evidence: dict[str, Any] = loads(row.evidence)
-    completion = evidence.pop("completion", None)
+    said = {name: evidence.pop(name) for name in ("completion", "turns") if name in evidence}
     event: dict[str, Any] = {
         "id": f"{row.phase}-{row.step}-{row.task_id}-{row.sample}",
         "type": "Task",
@@ -279,8 +287,7 @@ def _task_event(row: Any) -> dict[str, Any]:
         "reward": row.reward,
         "evidence": evidence,
     }
-    if completion is not None:
-        event["completion"] = completion
+    event |= said
     if row.reason is not None:
         event["reason"] = row.reason
     return event

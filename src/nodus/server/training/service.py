@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from nodus.server.billing import gradingbill
 from nodus.server.billing.pricebook import PriceBook, read_price_book
 from nodus.server.billing.refusals import reason_of
 from nodus.server.controllers import stopping
+from nodus.server.grading.episodes import Episode, StepReply
 from nodus.server.grading.verdicts import OUTCOMES, Completion, Verdict
 from nodus.server.store import ledger, objects, taskevents
 from nodus.server.store.taskevents import SampleKey, VerdictRow, another_completion, completion_digest
@@ -105,7 +106,7 @@ class TrainingService:
             attempt: name of the attempt that submits.
             phase: `Baseline`, `Training` or `Evaluation`.
             step: optimizer step; 0 outside of training.
-            completions: each with `taskId`, `sample` (default 0) and `completion`.
+            completions: each with `taskId`, `sample` (default 0) and `completion`, or `turns` of an episode.
             beside: key of the member that submits, its Attempt's uid: graders run on its host.
 
         Raises:
@@ -120,7 +121,9 @@ class TrainingService:
         async with self._batches.setdefault(obj.uid, asyncio.Lock()):
             recorded = await self._store.read(taskevents.find_verdicts, obj.uid, attempt, list(items))
             for key, item in items.items():
-                if key in recorded and recorded[key].completion_sha256 != completion_digest(item.completion):
+                if key in recorded and recorded[key].completion_sha256 != completion_digest(
+                    item.completion, item.turns
+                ):
                     raise another_completion(key)
             missing = [(key, item) for key, item in items.items() if key not in recorded]
             parallel = lookup(obj.spec, "grading.maxParallel")
@@ -134,7 +137,45 @@ class TrainingService:
             await self._check_failures(obj, attempt)
         return [_wire(recorded[key]) for key in items]
 
-    async def _hold(self, obj: Object, attempt: str, keys: list[SampleKey], timeout_s: float) -> str | None:
+    async def step(
+        self,
+        obj: Object,
+        attempt: str,
+        phase: str,
+        step: int,
+        episodes: Sequence[Mapping[str, Any]],
+        *,
+        beside: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """What the environment says after the last turn of each episode, in their order.
+
+        Nothing is recorded: asked again, the environment answers again, and the same. Arguments as for :meth:`grade`,
+        with `episodes`: each with `taskId`, `sample` (default 0) and `turns`.
+
+        Raises:
+            Invalid: an episode is of a task that the run was not given, or comes twice.
+            GraderFailed: this machine can't run graders.
+            Unavailable: no money is left for it; the run is being suspended.
+        """
+        run = await self._run_of(obj)
+        asked = _keyed(episodes, phase, step, "episodes")
+        _check_items([key for key, _ in asked], run.ids(phase), phase, "episodes")
+        items = [Episode(key.task_id, key.sample, tuple(given["turns"])) for key, given in asked]
+        keys = [("step", *key, len(item.turns)) for (key, _), item in zip(asked, items, strict=True)]
+        replies: list[StepReply] = []
+        async with self._batches.setdefault(obj.uid, asyncio.Lock()):
+            parallel = lookup(obj.spec, "grading.maxParallel")
+            for start in range(0, len(items), CHUNK):
+                chunk = items[start : start + CHUNK]
+                held = keys[start : start + CHUNK]
+                reference = await self._hold(obj, attempt, held, run.environment.timeout_s)
+                answers = await self._grading.step(obj.uid, run.environment, chunk, parallel, beside=beside)
+                if reference is not None:
+                    await self._store.write(gradingbill.settle, reference, answers, self._prices)
+                replies += answers
+        return [reply.to_wire() for reply in replies]
+
+    async def _hold(self, obj: Object, attempt: str, keys: Sequence[object], timeout_s: float) -> str | None:
         """Hold what grading may cost; None where it costs nothing.
 
         Raises:
@@ -150,7 +191,13 @@ class TrainingService:
             raise Unavailable(message, fix="It goes on when there is money again.", retry_after_s=5.0) from refusal
 
     def _record(
-        self, conn: Connection, uid: str, attempt: str, rows: list[VerdictRow], reference: str | None, of: list[Verdict]
+        self,
+        conn: Connection,
+        uid: str,
+        attempt: str,
+        rows: list[VerdictRow],
+        reference: str | None,
+        of: list[Verdict],
     ) -> dict[SampleKey, VerdictRow]:
         """Record verdicts and charge for them: both or nothing."""
         recorded = taskevents.record_verdicts(conn, uid, attempt, rows)
@@ -288,37 +335,50 @@ def _jsonl(tasks: Sequence[Task]) -> str:
 
 def _items(completions: Sequence[Mapping[str, Any]], phase: str, step: int) -> dict[SampleKey, Completion]:
     items: dict[SampleKey, Completion] = {}
-    causes = []
-    for number, given in enumerate(completions):
-        text = given["completion"]
-        if not isinstance(text, str):
-            causes.append(
-                Cause(f"completions[{number}].completion", "FieldValueInvalid", "one reply's text is expected")
-            )
-            continue
-        key = SampleKey(phase, step, str(given["taskId"]), int(given.get("sample", 0)))
-        if key in items:
-            causes.append(Cause(f"completions[{number}]", "FieldValueInvalid", "the same task and sample come twice"))
-        items[key] = Completion(key.task_id, key.sample, text)
-    if causes:
-        raise Invalid("the completions can't be graded as sent", causes=causes[:20])
+    for key, given in _keyed(completions, phase, step, "completions"):
+        turns = tuple(given["turns"]) if "turns" in given else None
+        items[key] = Completion(key.task_id, key.sample, given.get("completion", ""), turns)
     return items
 
 
-def _check_items(items: Mapping[SampleKey, Completion], known: frozenset[str], phase: str) -> None:
+def _keyed(
+    given: Sequence[Mapping[str, Any]], phase: str, step: int, name: str
+) -> list[tuple[SampleKey, Mapping[str, Any]]]:
+    """Return each item with its key.
+
+    Raises:
+        Invalid: two have the same.
+    """
+    keyed = [(SampleKey(phase, step, str(item["taskId"]), int(item.get("sample", 0))), item) for item in given]
+    seen: set[SampleKey] = set()
+    causes = []
+    for number, (key, _) in enumerate(keyed):
+        if key in seen:
+            causes.append(Cause(f"{name}[{number}]", "FieldValueInvalid", "the same task and sample come twice"))
+        seen.add(key)
+    if causes:
+        raise Invalid(f"the {name} can't be graded as sent", causes=causes[:20])
+    return keyed
+
+
+def _check_items(items: Iterable[SampleKey], known: frozenset[str], phase: str, name: str = "completions") -> None:
     unknown = sorted({key.task_id for key in items} - known)
     if unknown:
         shown = ", ".join(unknown[:3])
         raise Invalid(
             f"{len(unknown)} tasks are not among the {phase} tasks of this run: {shown}",
-            causes=[Cause("completions", "FieldValueInvalid", f"unknown taskId {task_id}") for task_id in unknown[:20]],
+            causes=[Cause(name, "FieldValueInvalid", f"unknown taskId {task_id}") for task_id in unknown[:20]],
         )
+
+
+def _digest(item: Completion) -> str:
+    return completion_digest(item.completion, item.turns)
 
 
 def _row(key: SampleKey, item: Completion, verdict: Verdict) -> VerdictRow:
     return VerdictRow(
         key=key,
-        completion_sha256=completion_digest(item.completion),
+        completion_sha256=_digest(item),
         verdict=verdict.verdict,
         outcome=OUTCOMES[verdict.verdict],
         reward=verdict.reward,
@@ -328,10 +388,21 @@ def _row(key: SampleKey, item: Completion, verdict: Verdict) -> VerdictRow:
 
 
 def _evidence(key: SampleKey, item: Completion, verdict: Verdict) -> dict[str, Any]:
-    """The grader's evidence, with the reply itself for held-out tasks: what a person compares before and after."""
+    """The grader's evidence, with the reply itself for held-out tasks: what a person compares before and after.
+
+    Of an episode, with the last reply, and with all of them in short.
+    """
     if key.phase == "Training":
         return verdict.evidence
-    return {**verdict.evidence, "completion": item.completion[:KEPT_COMPLETION_CHARS]}
+    if item.turns is None:
+        return {**verdict.evidence, "completion": item.completion[:KEPT_COMPLETION_CHARS]}
+    return {**verdict.evidence, "completion": item.turns[-1][:KEPT_COMPLETION_CHARS], "turns": _kept(item.turns)}
+
+
+def _kept(turns: Sequence[str]) -> list[str]:
+    """The turns of an episode, together no longer than a completion is kept: each cut to its share."""
+    share = KEPT_COMPLETION_CHARS // len(turns)
+    return [turn[:share] for turn in turns]
 
 
 def _wire(row: VerdictRow) -> dict[str, Any]:
