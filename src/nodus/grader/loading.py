@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from nodus.grader.adapters import Adapter, EnvironmentFault, Refused, adapt
+from nodus.grader.adapters import Adapter, EnvironmentFault, Refused, adapt, prepare
 from nodus.grader.adapters.functions import EXPECTED
 from nodus.grader.imports import VENDORED
 from nodus.grader.tasks import BadTask, Task, build_split, without_shared
@@ -22,6 +22,8 @@ from nodus.grader.tasks import BadTask, Task, build_split, without_shared
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 _DEFAULT_FUNCTION = "load_environment"
+_MODULES = ("tasks", "train_files")
+"""What a module has that is an environment itself; any other one is asked for it."""
 
 
 class Environment:
@@ -57,6 +59,8 @@ class Environment:
     def _list(self, split: Split) -> list[Task]:
         try:
             return build_split(self.name, self.version, split, self.adapter.tasks(split))
+        except (EnvironmentFault, Refused):
+            raise
         except BadTask as error:
             raise EnvironmentFault(str(error), "") from None
         except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
@@ -101,9 +105,10 @@ def load(loader: str, paths: Sequence[str], name: str, version: str) -> Environm
         EnvironmentFault: When importing or loading it raises.
     """
     search_first(paths)
+    prepare()
     module_name, _, function = loader.partition(":")
     found = _import(module_name)
-    if function or not hasattr(found, "tasks"):
+    if function or not any(hasattr(found, name) for name in _MODULES):
         found = _call_loader(found, function or _DEFAULT_FUNCTION, module_name)
     # an environment may install handlers while it loads; a worker's signals are its own
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -115,7 +120,7 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
-        raise fault(f"importing {module} failed", error) from None
+        raise _refusal(error) or fault(f"importing {module} failed", error) from None
 
 
 def _call_loader(module: Any, function: str, module_name: str) -> Any:
@@ -125,4 +130,16 @@ def _call_loader(module: Any, function: str, module_name: str) -> Any:
     try:
         return target()
     except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
-        raise fault(f"{module_name}:{function}() failed", error) from None
+        raise _refusal(error) or fault(f"{module_name}:{function}() failed", error) from None
+
+
+def _refusal(error: BaseException) -> Refused | None:
+    """Return the refusal that an environment's own exception was raised for, or None."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, Refused):
+            return Refused(str(cause))
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None

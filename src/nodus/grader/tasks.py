@@ -33,6 +33,7 @@ class Task(NamedTuple):
         answer: What only the grader sees.
         metadata: What is published beside the prompt.
         tools: What the model may call, as schemas that a chat template takes.
+        key: What tells the task from others of the same prompt, such as a game's seed.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Task(NamedTuple):
     answer: Any = None
     metadata: Mapping[str, Any] = {}
     tools: Tools = ()
+    key: str = ""
 
 
 def canonical_prompt(prompt: Prompt) -> str:
@@ -61,6 +63,19 @@ def task_id(name: str, version: str, split: str, prompt: Prompt, occurrence: int
     return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
 
 
+class Keyed(dict[str, Any]):
+    """A task that an adapter lists whose prompt does not tell what it is: a game that opens the same for every secret.
+
+    Args:
+        key: What does.
+        task: ``prompt``, ``answer``, ``metadata`` and ``tools``.
+    """
+
+    def __init__(self, key: str, **task: Any) -> None:
+        super().__init__(task)
+        self.key = key
+
+
 class Listed(NamedTuple):
     """What ``tasks(split)`` listed at one position; a :class:`Task` without its id."""
 
@@ -68,6 +83,7 @@ class Listed(NamedTuple):
     answer: Any
     metadata: dict[str, Any]
     tools: Tools = ()
+    key: str = ""
 
 
 def read_task(raw: object, position: int, split: str) -> Listed:
@@ -77,18 +93,19 @@ def read_task(raw: object, position: int, split: str) -> Listed:
         BadTask: When it is neither a ``(prompt, answer)`` pair nor a dict with a prompt; the message names the place.
     """
     place = f"tasks({split!r})[{position}]"
-    tools: object = None
+    tools, key = None, ""
     if isinstance(raw, Mapping):
         if "prompt" not in raw:
             raise BadTask(f"{place} has no 'prompt'; it has {', '.join(sorted(map(str, raw))) or 'nothing'}")
         prompt, answer, metadata = raw["prompt"], raw.get("answer"), raw.get("metadata") or {}
-        tools = raw.get("tools")
+        tools, key = raw.get("tools"), raw.key if isinstance(raw, Keyed) else ""
     elif isinstance(raw, tuple | list) and len(raw) == 2:
         (prompt, answer), metadata = raw, {}
     else:
         raise BadTask(f"{place} is {type(raw).__name__}; expected a (prompt, answer) pair or a dict with 'prompt'")
     metadata = _checked_metadata(metadata, place)
-    return Listed(_checked_prompt(prompt, place), answer, metadata, _checked_tools(tools, place) if tools else ())
+    checked = _checked_tools(tools, place) if tools else ()
+    return Listed(_checked_prompt(prompt, place), answer, metadata, checked, key)
 
 
 def _checked_prompt(prompt: object, place: str) -> Prompt:
@@ -164,9 +181,9 @@ def build_split(name: str, version: str, split: str, listed: Iterable[object]) -
 
 
 def without_shared(train: Sequence[Task], test: Sequence[Task]) -> list[Task]:
-    """Return the train tasks whose prompt is not held out: the held-out set stays whole."""
-    held_out = {canonical_prompt(task.prompt) for task in test}
-    return [task for task in train if canonical_prompt(task.prompt) not in held_out]
+    """Return the train tasks that are not held out, by their prompt and key: the held-out set stays whole."""
+    held_out = {(canonical_prompt(task.prompt), task.key) for task in test}
+    return [task for task in train if (canonical_prompt(task.prompt), task.key) not in held_out]
 
 
 def ordered(tasks: Sequence[Task], seed: int) -> list[Task]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from nodus.grader.adapters import functions
+from nodus.grader.adapters import datasets, functions, openenv, reasoning_gym, verifiers
 from nodus.grader.adapters.base import Adapter, EnvironmentFault, Message, Refused
 
 
@@ -29,7 +29,12 @@ class Choice(Protocol):
         ...
 
 
-CHOICES: tuple[Choice, ...] = (functions,)
+CHOICES: tuple[Choice, ...] = (functions, verifiers, openenv, reasoning_gym, datasets)
+
+
+def prepare() -> None:
+    """Do what must be done before an environment is imported, so that it can be refused before its constructors run."""
+    verifiers.prepare()
 
 
 def adapt(found: object, loader: str) -> Adapter:
@@ -43,10 +48,11 @@ def adapt(found: object, loader: str) -> Adapter:
         Refused: When it is of no kind that can be graded, or of a kind that can't be graded here.
         EnvironmentFault: When the environment's own code fails.
     """
+    verifiers.refuse_recorded()
     for choice in CHOICES:
         if choice.recognises(found):
             return choice.adapt(found)
     raise Refused(functions.describe_unknown(found, loader))
 
 
-__all__ = ["CHOICES", "Adapter", "Choice", "EnvironmentFault", "Message", "Refused", "adapt"]
+__all__ = ["CHOICES", "Adapter", "Choice", "EnvironmentFault", "Message", "Refused", "adapt", "prepare"]

@@ -49,7 +49,8 @@ class Adapter(Protocol):
 
         Each is a dict with ``prompt`` (text or chat messages), ``answer`` (any object: it never leaves the process),
         ``metadata`` (public, JSON) and, where the model may call tools, ``tools`` (JSON schemas as chat templates take
-        them). A test prompt that is also in train is dropped from train by the caller.
+        them). A test prompt that is also in train is dropped from train by the caller; where a prompt does not tell
+        what the task is, list :class:`nodus.grader.tasks.Keyed` ones.
         """
         ...
 
@@ -72,3 +73,20 @@ class Adapter(Protocol):
         Runs like ``grade``; there is no state between turns but ``turns``. Called only where ``episodes``.
         """
         ...
+
+
+_HELD_OUT_EVERY = 5
+
+
+def held_out(index: int) -> bool:
+    """Tell whether a row of a dataset without a test split of its own is held out: every fifth is."""
+    return index % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+
+
+def class_names(found: object, package: str) -> set[str]:
+    """Return the names of an object's classes, its own and those it derives from, that a package defines.
+
+    What is recognised so needs no import of the package.
+    """
+    own = type(found).__mro__
+    return {cls.__name__ for cls in own if cls.__module__.partition(".")[0] == package}

@@ -7,17 +7,16 @@ families do. Each family's entries are numbered; every fifth is held out.
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import re
 from functools import cache
 from typing import Any
+
+from nodus.grader import reasoning
+from nodus.grader.adapters.base import held_out
 
 VERSION = "0.1.25"
 FAMILIES = ("family_relationships", "knights_knaves", "leg_counting", "letter_counting", "word_sorting")
 ENTRIES_A_FAMILY = 500
 _SEED = 42
-_HELD_OUT_EVERY = 5
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _INSTRUCTION = "\n\nPut your final answer between <answer> and </answer>."
 
 
@@ -37,11 +36,9 @@ def _datasets() -> dict[str, Any]:
             f"this environment needs reasoning-gym {VERSION} beside the server, found {installed}; "
             "install nodus-platform[environments]"
         )
-    os.environ.setdefault("MPLCONFIGDIR", "/tmp")  # it imports matplotlib, which wants a place to write
-    import reasoning_gym
-
+    library = reasoning.import_library()
     return {
-        name: reasoning_gym.create_dataset(name, size=ENTRIES_A_FAMILY, seed=_SEED + 10_000 * number)
+        name: library.create_dataset(name, size=ENTRIES_A_FAMILY, seed=_SEED + 10_000 * number)
         for number, name in enumerate(FAMILIES)
     }
 
@@ -51,7 +48,7 @@ def tasks(split: str) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = []
     for family, dataset in _datasets().items():
         for index in range(ENTRIES_A_FAMILY):
-            if (index % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1) == (split == "test"):
+            if held_out(index) == (split == "test"):
                 prompt = dataset[index]["question"] + _INSTRUCTION
                 listed.append({"prompt": prompt, "answer": [family, index], "metadata": {"family": family}})
     return listed
@@ -59,10 +56,7 @@ def tasks(split: str) -> list[dict[str, Any]]:
 
 def reward(completion: str, answer: list[Any]) -> float | None:
     """Return the family's own score for the last ``<answer>``, or for the whole completion; None when it is empty."""
-    found = _ANSWER.findall(completion)
-    text = (found[-1] if found else completion).strip()
-    if not text:
-        return None
     family, index = answer
     dataset = _datasets()[family]
-    return float(dataset.score_answer(text, dataset[index]))
+    score = reasoning.score(dataset, completion, dataset[index])
+    return None if score is None else float(score)
