@@ -209,7 +209,8 @@ def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | No
     line = line_about(item.task_id, number, evidence)
     if line is None:
         return None
-    verdict, reward = line.get("verdict"), line.get("reward")
+    verdict: Any = line.get("verdict")
+    reward = line.get("reward")
     if str(verdict) not in OUTCOMES:
         return None
     record = record_of(line, evidence)
