@@ -6,10 +6,27 @@ outlives the server that started it, whatever ends that server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class GraderRoot:
+    """A root file system that a grader runs in, an image's: what grades is a program of it, not Nodus's runner.
+
+    Attributes:
+        directory: Its files, on the server's machine; the grader reads them and can't change them.
+        program: The program, as it is called there.
+        env: The image's environment.
+        cwd: Where it starts.
+    """
+
+    directory: Path
+    program: str
+    env: Mapping[str, str]
+    cwd: str = "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +47,10 @@ class GraderSpec:
         python: Version of the Python that runs it, such as ``3.12``, one that ``GraderHost.python`` found; None for the
             host's own.
         code: Give it a second sandbox, of another user and without its files, that runs code of completions.
+        packages: Directories of installed packages, on the server's machine, which it has instead of the host's own.
+        cache: Data that a build fetched, on the server's machine: what its home directory shows.
+        root: Where it runs and what is run there; its results are what that writes to standard output then. None for
+            Nodus's runner on the host's Python.
     """
 
     directory: Path | None
@@ -39,6 +60,9 @@ class GraderSpec:
     unsafe: bool = False
     python: str | None = None
     code: bool = False
+    packages: Sequence[Path] = ()
+    cache: Path | None = None
+    root: GraderRoot | None = None
 
 
 @dataclass(frozen=True, slots=True)

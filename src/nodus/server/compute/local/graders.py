@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
-from nodus.server.compute.graders import GraderIsolation, GraderNotStarted, GraderSpec
+from nodus.server.compute.graders import GraderIsolation, GraderNotStarted, GraderRoot, GraderSpec
 from nodus.server.compute.local import cgroups, pythons
 from nodus.server.compute.local.gradersandbox import code_sandbox, grader_sandbox
 from nodus.server.compute.local.probe import Isolation, probe
-from nodus.server.compute.local.sandbox import SandboxProcess, launch
+from nodus.server.compute.local.rootsandbox import root_sandbox
+from nodus.server.compute.local.sandbox import SandboxProcess, current_mode, launch
 from nodus.server.compute.local.sandboxspec import Mode
 
 _LOG_TAIL_BYTES = 8 * 1024
@@ -84,6 +85,8 @@ class LocalGraders:
         await asyncio.gather(*(asyncio.to_thread(grader.kill) for grader in list(self._running)))
 
     def _launch(self, spec: GraderSpec) -> LocalGrader:
+        if spec.root is not None:
+            return self._launch_root(spec, spec.root)
         mode: Mode | None = "unsafe" if spec.unsafe else None
         results, output = os.pipe()
         lifeline, held = os.pipe()
@@ -111,6 +114,26 @@ class LocalGraders:
         self._running.add(grader)
         return grader
 
+    def _launch_root(self, spec: GraderSpec, root: GraderRoot) -> LocalGrader:
+        """Start a program of an image: its standard output is its results, and it watches no lifeline.
+
+        Process 1 of its sandbox is bubblewrap's, which the kernel ends with the launcher.
+        """
+        if spec.unsafe:
+            raise OSError("an environment from an image is run in a sandbox only, and this machine has none")
+        results, output = os.pipe()
+        try:
+            sandbox = root_sandbox(spec, root, current_mode())
+            process = launch(sandbox, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.PIPE)
+        except BaseException:
+            os.close(results)
+            raise
+        finally:
+            os.close(output)
+        grader = LocalGrader(process, results, None, self._running.discard, argv=(root.program, *spec.arguments))
+        self._running.add(grader)
+        return grader
+
 
 def _launch_code(spec: GraderSpec, mode: Mode | None) -> tuple[SandboxProcess, socket.socket]:
     """Start the sandbox that runs code of completions; return it with the grader's end of its control socket.
@@ -133,18 +156,21 @@ class LocalGrader:
     Args:
         process: The sandbox; stdin and stderr are pipes.
         results: Where its result lines are read.
-        lifeline: What keeps it alive: it ends when this is closed, as it is when the server dies.
+        lifeline: What keeps it alive: it ends when this is closed, as it is when the server dies. None for one that
+            doesn't watch.
         closed: Called with it once it is closed.
         code: The sandbox that runs code for it.
+        argv: Its command line, where that is not the sandbox's.
     """
 
     def __init__(
         self,
         process: SandboxProcess,
         results: int,
-        lifeline: int,
+        lifeline: int | None,
         closed: Callable[[LocalGrader], None],
         code: SandboxProcess | None = None,
+        argv: tuple[str, ...] | None = None,
     ) -> None:
         assert process.popen.stdin is not None
         self._process = process
@@ -153,6 +179,7 @@ class LocalGrader:
         self._lifeline = lifeline
         self._closed = closed
         self._code = code
+        self._argv = argv or process.argv
         self._log = _LogTail(process)
         for descriptor in (results, self._stdin.fileno()):
             os.set_blocking(descriptor, False)
@@ -160,7 +187,7 @@ class LocalGrader:
     @property
     def argv(self) -> tuple[str, ...]:
         """The command line inside its sandbox."""
-        return self._process.argv
+        return self._argv
 
     @property
     def isolation(self) -> str:
@@ -231,7 +258,8 @@ class LocalGrader:
         self.kill()
         self.end_requests()
         os.close(self._results)
-        os.close(self._lifeline)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
         self._log.close()
         self._closed(self)
 

@@ -102,13 +102,25 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 
 def options(
-    binds: Iterable[Mount], tmpfs: Mapping[str, int], file_fds: Mapping[str, int], devices: Iterable[str]
+    binds: Iterable[Mount],
+    tmpfs: Mapping[str, int],
+    file_fds: Mapping[str, int],
+    devices: Iterable[str],
+    below: str = "",
 ) -> list[str]:
     """Return bubblewrap's options for a root file system of exactly these parts, read-only where nothing else is said.
 
     Outer paths come before inner ones whatever the order given, so a tmpfs at ``/tmp`` never hides a bind below it.
+
+    Args:
+        binds: Host paths.
+        tmpfs: Directories in memory, path to size in bytes.
+        file_fds: Files, path to the descriptor of their content.
+        devices: Host devices.
+        below: Where /proc and /dev are, such as ``/image``; the root when empty.
     """
-    parts: dict[str, list[str]] = {"/proc": ["--proc", "/proc"], "/dev": ["--dev", "/dev"]}
+    proc, dev = f"{below}/proc", f"{below}/dev"
+    parts: dict[str, list[str]] = {proc: ["--proc", proc], dev: ["--dev", dev]}
     for path, size in tmpfs.items():
         parts[path] = ["--perms", _WORLD_WRITABLE, "--size", str(size), "--tmpfs", path]
     for device in devices:
@@ -128,4 +140,4 @@ def options(
                 result += ["--perms", "0755", "--dir", name]
                 made.add(name)
         result += parts[path]
-    return [*result, "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*result, "--remount-ro", dev, "--remount-ro", "/"]

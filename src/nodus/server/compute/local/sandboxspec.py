@@ -55,6 +55,9 @@ class SandboxSpec:
         file_bytes: Largest file a process may write.
         open_files: File descriptors of one process.
         umask: File mode creation mask.
+        enter: A directory inside that ``argv``, which is ``enterroot.py`` then, makes its root. /proc and /dev are
+            below it, and the command starts with what changing root and user takes, which it gives up itself: no
+            program of a stranger's root may be run to do that.
     """
 
     argv: tuple[str, ...]
@@ -79,6 +82,7 @@ class SandboxSpec:
     file_bytes: int | None = None
     open_files: int = 1024
     umask: int = 0o022
+    enter: str | None = None
 
 
 def bwrap_options(spec: SandboxSpec, mode: Mode, file_fds: Mapping[str, int]) -> list[str]:
@@ -96,17 +100,24 @@ def bwrap_options(spec: SandboxSpec, mode: Mode, file_fds: Mapping[str, int]) ->
     else:
         for capability in _CAPABILITIES_TO_DROP_UID:
             options += ["--cap-add", capability]
+    if spec.enter is not None:
+        options += ["--cap-add", "CAP_SYS_CHROOT"]
     if not spec.init:
         options.append("--as-pid-1")
     options.append("--clearenv")
     for name, value in spec.env.items():
         options += ["--setenv", name, value]
-    options += mounts.options(spec.mounts, spec.tmpfs, file_fds, spec.devices)
+    options += mounts.options(spec.mounts, spec.tmpfs, file_fds, spec.devices, spec.enter or "")
     return [*options, "--chdir", spec.cwd]
 
 
 def inner_argv(spec: SandboxSpec, mode: Mode, group: cgroups.Cgroup | None) -> list[str]:
-    """Return what bubblewrap executes: the command, as root behind the program that drops to the sandbox's uid."""
+    """Return what bubblewrap executes: the command, as root behind the program that drops to the sandbox's uid.
+
+    A command that enters another root drops to the uid itself.
+    """
+    if spec.enter is not None:
+        return list(spec.argv)
     if mode == "userns":
         processes = spec.pids_by_rlimit or spec.pids
         if group is not None or processes is None or _kernel() < _COUNTS_BY_NAMESPACE:

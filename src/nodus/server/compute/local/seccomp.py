@@ -227,10 +227,17 @@ def _common(families: Sequence[int]) -> list[Rule]:
     ]
 
 
-def grader_profile(machine: str | None = None) -> bytes:
-    """Return the filter of grading sandboxes: no sockets but unix ones, no namespaces, no tracing, no meddling."""
+def grader_profile(machine: str | None = None, *, enters: bool = False) -> bytes:
+    """Return the filter of grading sandboxes: no sockets but unix ones, no namespaces, no tracing, no meddling.
+
+    Args:
+        machine: As for ``assemble``.
+        enters: For a sandbox whose first program changes its root: that call stays, and takes a capability that the
+            program gives up.
+    """
     own_limits_only = Rule("prlimit64", arg=0, values=(0,), allow_only=True)
-    return assemble([*_common([AF_UNIX]), own_limits_only, *(Rule(name) for name in _SIBLINGS)], machine)
+    rules = [*_common([AF_UNIX]), own_limits_only, *(Rule(name) for name in _SIBLINGS)]
+    return assemble([rule for rule in rules if not (enters and rule.name == "chroot")], machine)
 
 
 def job_profile(machine: str | None = None) -> bytes:
