@@ -81,6 +81,7 @@ def open_services(settings: Settings, clock: Clock, *, issue_key: bool = False) 
         store.write_sync(ensure_identity, services)
         store.write_sync(ensure_starting_grant, settings.starting_grant_usd)
         store.write_sync(catalog.load, services, catalog.read_catalog())
+        store.write_sync(catalog.load_optional, services, catalog.optional(settings))
         key = store.write_sync(issue_admin_key, services) if issue_key or not keyed else None
     except BaseException:
         store.close()

@@ -7,13 +7,13 @@ keeps the old ones resolvable. Offerings are not files: they are what this machi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodus.core.errors import NodusError
-from nodus.core.kinds import KINDS, OFFERING, Kind
+from nodus.core.kinds import ENVIRONMENT, KINDS, OFFERING, Kind
 from nodus.core.kinds.decode import decode
 from nodus.core.money import format_usd
 from nodus.server import machine
@@ -27,12 +27,18 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from nodus.server.billing.pricebook import PriceBook
+    from nodus.server.catalogdata import Optional
     from nodus.server.services import Services
+    from nodus.server.settings import Settings
     from nodus.server.store.objects import Object
 
 log = logging.getLogger(__name__)
 
 OBJECT_DIRECTORIES = ("runtimes", "environments")
+OPTIONAL_DIRECTORY = "environments/data"
+"""Environments whose data does not ship: listed where the operator has it."""
+ENVIRONMENTS = "environments"
+"""Where environments' files are kept, below the data directory."""
 _FIRST_PHASE = {"Environment": "Pending", "TrainingRuntime": "Ready"}
 
 
@@ -42,11 +48,12 @@ class CatalogError(NodusError):
     reason, status = "CatalogError", 500
 
 
-def read_catalog(root: Path | None = None) -> list[dict[str, Any]]:
+def read_catalog(root: Path | None = None, directories: Sequence[str] = OBJECT_DIRECTORIES) -> list[dict[str, Any]]:
     """Every object of the catalog's files, checked.
 
     Args:
         root: directory with ``runtimes/`` and ``environments/``; default the one that is installed.
+        directories: which of its directories are read.
 
     Raises:
         CatalogError: naming the file and the fields.
@@ -55,7 +62,7 @@ def read_catalog(root: Path | None = None) -> list[dict[str, Any]]:
 
     base = root or Path(str(resources.files("nodus"))) / "catalog"
     found: list[dict[str, Any]] = []
-    for directory in OBJECT_DIRECTORIES:
+    for directory in directories:
         for path in sorted((base / directory).glob("*.yaml")):
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             for document in yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader):
@@ -82,14 +89,43 @@ def load(conn: Connection, services: Services, documents: list[dict[str, Any]]) 
     return changed
 
 
-def _upsert(conn: Connection, document: dict[str, Any]) -> str | None:
+def optional(settings: Settings) -> list[Optional]:
+    """Return the environments whose data does not ship, with what the operator has of it (a second).
+
+    Args:
+        settings: say where the data is.
+    """
+    from nodus.server import catalogdata  # late: the grader's sources are read
+
+    manifests = read_catalog(directories=(OPTIONAL_DIRECTORY,))
+    return catalogdata.found(manifests, settings.catalog_data, settings.data_dir / ENVIRONMENTS)
+
+
+def load_optional(conn: Connection, services: Services, found: list[Optional]) -> None:
+    """Bring up to date what `optional` found; what can't be used is Failed, and not listed where it never was."""
+    lock_objects(conn)
+    for one in found:
+        name = one.document["metadata"]["name"]
+        if one.problem is None:
+            _upsert(conn, dict(one.document), services.settings.data_dir / ENVIRONMENTS)
+            continue
+        there = objects.find(conn, ENVIRONMENT, CATALOG_PROJECT, name)
+        if there is None and not one.listed:
+            continue
+        there = there or objects.create(conn, ENVIRONMENT, CATALOG_PROJECT, name, one.document["spec"], status={})
+        failed = {"phase": "Failed", "reason": "CatalogDataMissing", "message": one.problem}
+        objects.update_status(conn, there.uid, {**there.status, **failed, "checked": _fingerprint(there.spec)})
+        log.warning("the catalog's %s can't be used: %s", name, one.problem)
+
+
+def _upsert(conn: Connection, document: dict[str, Any], root: Path = Path()) -> str | None:
     kind = KINDS[document["kind"]]
     name, spec = document["metadata"]["name"], document["spec"]
     labels = document["metadata"].get("labels", {})
     annotations = document["metadata"].get("annotations", {})
     old = objects.find(conn, kind, CATALOG_PROJECT, name)
     if old is None:
-        status = _status(kind, name, {"phase": _FIRST_PHASE.get(kind.name, "Ready")}, spec)
+        status = _status(kind, name, {"phase": _FIRST_PHASE.get(kind.name, "Ready")}, spec, root)
         obj = objects.create(
             conn, kind, CATALOG_PROJECT, name, spec, labels=labels, annotations=annotations, status=status
         )
@@ -97,23 +133,30 @@ def _upsert(conn: Connection, document: dict[str, Any]) -> str | None:
         obj = old
         if not same_spec(kind, old.spec, spec) or old.labels != labels:
             obj = objects.update(conn, old, spec=spec, labels=labels, annotations=annotations)
-        obj = objects.update_status(conn, obj.uid, _status(kind, name, obj.status, spec))
+        obj = objects.update_status(conn, obj.uid, _status(kind, name, obj.status, spec, root))
     if kind.name == "Environment":
         _keep_version(conn, obj)
     return f"{kind.singular}/{name}" if old is None or obj.resource_version != old.resource_version else None
 
 
-def _status(kind: Kind, name: str, status: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+def _status(kind: Kind, name: str, status: dict[str, Any], spec: dict[str, Any], root: Path) -> dict[str, Any]:
     """The status with what an object is in this installation: digests of a trainer and its stack, or of a grader."""
     if kind.name == "Environment":
         from nodus.server.grading.environments import catalog_status  # late: the grader's sources are read
 
-        return {**status, **catalog_status(name, spec)}
+        kept = {key: value for key, value in status.items() if key not in ("reason", "message")}
+        return {**kept, **catalog_status(name, spec, root), "checked": _fingerprint(spec)}
     if kind.name != "TrainingRuntime":
         return status
     from nodus.server.compute.local import images  # late: computes digests of the installation
 
     return {**status, "phase": "Ready", "managed": True, "imageDigest": images.digest(spec["image"])}
+
+
+def _fingerprint(spec: dict[str, Any]) -> str:
+    from nodus.server.controllers.environment import fingerprint  # late: the controller imports graders
+
+    return fingerprint(spec)
 
 
 def _keep_version(conn: Connection, obj: Object) -> None:

@@ -63,6 +63,11 @@ class Settings(BaseModel):
     source_hosts: tuple[str, ...] = Field(
         default=(), description="Hosts and networks with private addresses that Volumes may be imported from."
     )
+    catalog_data: Path | None = Field(
+        default=None,
+        description="Directory with data of catalog environments that does not ship, such as gsm8k/train.jsonl and "
+        "gsm8k/test.jsonl for gsm8k-full; unset: those are not listed.",
+    )
     pricebook: Path | None = Field(
         default=None, description="YAML file with prices, below the data directory; unset means that nothing costs."
     )
@@ -167,8 +172,9 @@ class Settings(BaseModel):
         merged.update(from_env)
         merged.update(given)
         merged["data_dir"] = data_dir
-        if merged.get("pricebook"):
-            merged["pricebook"] = data_dir / str(merged["pricebook"])
+        for name in ("pricebook", "catalog_data"):
+            if merged.get(name):
+                merged[name] = data_dir / str(merged[name])
         try:
             return cls.model_validate(merged)
         except ValidationError as error:

@@ -36,6 +36,8 @@ class CatalogPackage(Model):
 
     module: str
     """Module below the grader's catalog."""
+    data: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    """Digest of the operator's data, for one whose data does not ship."""
 
 
 class Package(Model):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nodus.core.errors import NotFound
-from nodus.server.catalog import read_catalog
+from nodus.server import catalogdata
+from nodus.server.catalog import OPTIONAL_DIRECTORY, read_catalog
 from nodus.server.envtools.building import Built, build, facts_of
 from nodus.server.grading.environments import EnvironmentLibrary
+from nodus.server.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def of_catalog(name: str, version: str | None, staging: Path) -> Subject | None:
     Raises:
         NotFound: When the catalog has another version.
     """
-    for document in read_catalog():
+    for document in [*read_catalog(), *_with_the_operators_data(staging)]:
         if document["kind"] != "Environment" or document["metadata"]["name"] != name:
             continue
         spec = document["spec"]
@@ -95,6 +97,21 @@ def of_catalog(name: str, version: str | None, staging: Path) -> Subject | None:
             )
         return Subject(name, str(spec["version"]), spec, "the catalog", EnvironmentLibrary(staging, Path))
     return None
+
+
+def _with_the_operators_data(root: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the manifests whose data does not ship, where the settings of a server here say where it is.
+
+    Raises:
+        CatalogDataMissing: When that can't be used.
+    """
+    settings = Settings.load()
+    if settings.catalog_data is None:
+        return
+    for one in catalogdata.found(read_catalog(directories=(OPTIONAL_DIRECTORY,)), settings.catalog_data, root):
+        if one.problem is not None:
+            raise catalogdata.CatalogDataMissing(one.problem)
+        yield one.document
 
 
 def of_server(name: str, spec: Mapping[str, Any], data_dir: Path, where: str) -> Subject:

@@ -43,6 +43,8 @@ DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MEMORY_BYTES = 1024 * MIB
 _CODE_MODULE = re.compile(rb"nodus\.grader(\.code\b|\s+import\b)")
 _CATALOG_PACKAGE = "nodus.grader.catalog"
+_SHARED_SOURCES = {"gsm8k_full": ("gsm8k/__init__.py",)}
+"""What a catalog environment takes from another one."""
 _CATALOG = Path(__file__).resolve().parents[2] / "grader" / "catalog"
 
 
@@ -75,9 +77,15 @@ class ResolvedEnvironment:
     runs_code: bool = False
 
 
-def catalog_status(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status of an environment of the catalog: Ready, with its digest, the sizes it declares, its grader."""
-    library = EnvironmentLibrary(Path(), lambda blob: Path(blob))
+def catalog_status(name: str, spec: Mapping[str, Any], root: Path = Path()) -> dict[str, Any]:
+    """Return the status of an environment of the catalog: Ready, with its digest, the sizes it declares, its grader.
+
+    Args:
+        name: The object's name.
+        spec: Its spec, in wire form.
+        root: Directory of unpacked bundles, for one whose data does not ship.
+    """
+    library = EnvironmentLibrary(root, lambda blob: Path(blob))
     declared = spec.get("splits") or {}
     splits = {split: int((declared.get(split) or {}).get("size", 0)) for split in ("train", "test")}
     resolved = library.resolve(name, spec)
@@ -113,6 +121,8 @@ class EnvironmentLibrary:
             module = str(package["catalog"]["module"])
             directory, loader = None, f"{_CATALOG_PACKAGE}.{module.removeprefix(_CATALOG_PACKAGE + '.')}"
             sources: Any = _catalog_sources(module.removeprefix(_CATALOG_PACKAGE + "."))
+            if data := package["catalog"].get("data"):
+                directory, sources = self._catalog_data(name, data), {**sources, "data": data}
         elif package.get("source"):
             sources = str(package["source"]["blob"])
             directory, loader = self.unpack(sources), str(package["source"]["module"])
@@ -148,6 +158,14 @@ class EnvironmentLibrary:
             runs_code=_runs_code(directory or _catalog_place(module)),
         )
 
+    def _catalog_data(self, name: str, digest: str) -> Path:
+        directory = catalog_data_directory(self._root, digest)
+        if not directory.is_dir():
+            raise BadBundle(
+                f"the data of {name} is gone: there is no {directory}", fix="Start the server again, which writes it."
+            )
+        return directory
+
     def unpack(self, blob: str) -> Path:
         """Return the directory of a bundle, unpacking it if that was not done before.
 
@@ -175,6 +193,16 @@ class EnvironmentLibrary:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         return target
+
+
+def catalog_data_directory(root: Path, digest: str) -> Path:
+    """Return where the operator's data of a catalog environment is kept.
+
+    Args:
+        root: Directory of unpacked bundles.
+        digest: ``sha256:`` of the data.
+    """
+    return root / f"catalog-{digest.removeprefix('sha256:')}"
 
 
 def unpack_bundle(data: bytes, target: Path) -> None:
@@ -248,7 +276,7 @@ def _catalog_sources(module: str) -> dict[str, str]:
     """Return the digest of each file that a catalog environment is made of: its sources and its data."""
     place = _catalog_place(module)
     if not place.is_dir():
-        files = [place]
+        files = [place, *(_CATALOG / file for file in _SHARED_SOURCES.get(module, ()))]
     else:
         files = sorted(path for path in place.rglob("*") if path.suffix in (".py", ".jsonl"))
     return {str(file.relative_to(_CATALOG)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
