@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nodus.core.kinds import JOB, OFFERING, VOLUME
+from nodus.core.kinds import ENVIRONMENT, JOB, OFFERING, VOLUME
 from nodus.server.store import Store, objects, volumes
 from nodus.testing.hub import FakeHub
 
-from .conftest import ENVIRONMENT_DIGEST
+from .conftest import ENVIRONMENT_DIGEST, ENVIRONMENT_SPEC
 
 Manifest = Callable[..., dict[str, Any]]
 COMMIT = "0123456789" * 4
@@ -277,6 +277,49 @@ async def test_model_volume_must_be_ready_and_have_the_revision(store: Store, ad
     assert "has no revision 3; the newest is 2" in cause.message
     admitted = await admit(manifest(model={"volume": {"name": "model"}}))
     assert admitted.status["pinned"]["model"] == {"volume": "model", "volumeRevision": 2}
+
+
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [
+        ({"chat_template.jinja": b"{% for m in messages %}{{ m.content }}{% endfor %}"}, True),
+        ({"chat_template.jinja": b"{% if tools %}{{ tools }}{% endif %}"}, False),
+        ({"tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}, True),
+        ({"tokenizer_config.json": b"{}"}, True),
+        ({"tokenizer_config.json": b'{"chat_template": [{"name": "tool_use", "template": "{{ tools }}"}]}'}, False),
+        ({"chat_template.jinja": b"{{ tools }}", "tokenizer_config.json": b"{}"}, False),
+        ({"tokenizer_config.json": b"no JSON"}, False),
+        ({}, False),
+    ],
+)
+async def test_model_whose_chat_template_has_no_tools_is_refused_for_an_environment_with_tools(
+    store: Store, admit: Any, manifest: Manifest, files: dict[str, bytes], refused: bool
+) -> None:
+    status = {"phase": "Ready", "digest": "sha256:" + "e" * 64, "splits": {"train": 200, "test": 64}, "tools": True}
+    store.write_sync(objects.create, ENVIRONMENT, "default", "calculator", ENVIRONMENT_SPEC, status=status)
+    volume = {"accessMode": "ReadWriteOnce"}
+    made = store.write_sync(objects.create, VOLUME, "default", "m", volume, status={"phase": "Ready", "revision": 1})
+    tree = {"config.json": b"{}", **files}
+    entries = [volumes.FileEntry(name, store.blobs.put_bytes(data), len(data)) for name, data in tree.items()]
+    store.write_sync(volumes.commit, made.uid, entries)
+    environment = {"name": "calculator@2.0.0", "trainTasks": 100, "heldOutTasks": 64}
+    admitted = await admit(manifest(model={"volume": {"name": "m"}}, environment=environment))
+    if refused:
+        (cause,) = admitted.causes
+        assert cause.field == "spec.model.volume.name" and "has no place for them" in cause.message
+    else:
+        assert admitted.causes == []
+    assert (await admit(manifest(model={"volume": {"name": "m"}}))).causes == []
+
+
+async def test_library_model_has_no_tools(store: Store, admit: Any, manifest: Manifest) -> None:
+    status = {"phase": "Ready", "digest": "sha256:" + "e" * 64, "splits": {"train": 200, "test": 64}, "tools": True}
+    store.write_sync(objects.create, ENVIRONMENT, "default", "calculator", ENVIRONMENT_SPEC, status=status)
+    environment = {"name": "calculator@2.0.0", "trainTasks": 100, "heldOutTasks": 64}
+    spec = manifest(model={"uri": "library://smollm2-135m-instruct"}, environment=environment)
+    (cause,) = (await admit(spec)).causes
+    assert cause.field == "spec.model.uri"
+    assert "the chat template of library://smollm2-135m-instruct has no place for them" in cause.message
 
 
 async def test_name_of_a_foreign_job_is_refused(store: Store, admit: Any, manifest: Manifest) -> None:

@@ -17,10 +17,10 @@ from nodus.core.kinds.training import TrainingJobSpec
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.kinds.terms import terms
 from nodus.server.store import measurements, objects
-from nodus.server.training import lookups, parameters
+from nodus.server.training import chattemplates, lookups, parameters
 from nodus.server.training.estimate import estimate
 from nodus.server.training.plan import Inputs, Plan, make_plan
-from nodus.server.training.references import BadReference, HubModel, parse_model
+from nodus.server.training.references import LIBRARY, BadReference, HubModel, parse_model
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -57,6 +57,7 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
             return
         wire = dict(encode(spec))
         await asyncio.gather(self._pin_model(services, draft, wire), self._look_at_tasks(services, draft, wire))
+        await self._look_at_template(services, draft, wire)
 
     def admit(self, conn: Connection, services: Services, draft: Draft, spec: TrainingJobSpec) -> None:
         """Check against the store and set the first status; an update only has its state looked at."""
@@ -139,6 +140,42 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
             raise
         except NodusError as error:
             draft.reject("spec.environment.name", error.message)
+
+    async def _look_at_template(self, services: Services, draft: Draft, spec: dict[str, Any]) -> None:
+        """Refuse a model whose chat template has no place for the tools of the environment, where that is known."""
+        name, volume = parameters.lookup(spec, "environment.name"), parameters.lookup(spec, "model.volume.name")
+        pin: Pin | None = draft.resolved.get("pin")
+        if not isinstance(name, str) or (pin is None and not isinstance(volume, str)):
+            return
+        try:
+            found = await services.store.read(lookups.environment, draft.project or "", name)
+        except BadReference:
+            return  # The plan reports it.
+        if not found.current or found.object.status.get("tools") is not True:
+            return
+        entry = next((entry for entry in LIBRARY if pin is not None and entry.name == pin.library), None)
+        takes = entry.tools if entry is not None else await self._takes_tools(services, draft, spec, pin)
+        if takes is False:
+            path = "spec.model.uri" if pin is not None else "spec.model.volume.name"
+            draft.reject(
+                path,
+                f"the tasks of {found.ref} offer tools, and the chat template of {_model_of(spec)} has no place for "
+                "them; pick a model whose chat template supports tools, such as hf://Qwen/Qwen3-0.6B",
+            )
+
+    async def _takes_tools(
+        self, services: Services, draft: Draft, spec: dict[str, Any], pin: Pin | None
+    ) -> bool | None:
+        """Look into the Volume that holds the model; None where there is none yet."""
+        revision = parameters.lookup(spec, "model.volume.revision") if pin is None else None
+        volume = parameters.lookup(spec, "model.volume.name") if pin is None else pin.volume
+        files = await services.store.read(chattemplates.files_of, draft.project or "", str(volume), revision)
+        places = {path: services.store.blobs.path(digest) for path, digest in files.items()}
+        return await asyncio.to_thread(chattemplates.takes_tools, places)
+
+
+def _model_of(spec: dict[str, Any]) -> str:
+    return str(parameters.lookup(spec, "model.uri") or f"Volume {parameters.lookup(spec, 'model.volume.name')!r}")
 
 
 def pinned(plan: Plan, pin: Pin | None) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class LibraryEntry:
     """Hub repository whose unpinned URI it answers; its weights may differ (quantised), which provenance says."""
     package: str
     """Distribution that carries the weights."""
+    tools: bool = False
+    """Whether its chat template has a place for tools."""
 
 
 LIBRARY: tuple[LibraryEntry, ...] = (
