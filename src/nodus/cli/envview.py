@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodus.cli.colour import paint, visible
@@ -28,6 +28,8 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines += ["", *visible(report["traceback"]).rstrip().splitlines()]
     if report["sample"]:
         lines += ["", *_sample(report["sample"])]
+    if report["episode"]:
+        lines += ["", "an episode of that task:", *_messages(report["episode"])]
     if report["graded"]:
         rows = [
             (item["taskId"], item["reply"], item["verdict"], _amount(item["reward"]), (item["reason"] or "")[:60])
@@ -40,16 +42,18 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 def _sample(task: Mapping[str, Any]) -> list[str]:
     prompt = task["prompt"]
     lines = [f"a task of {task['split']}, as the model sees it ({task['taskId']}):"]
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    for message in messages:
-        role = "" if isinstance(prompt, str) else f"[{message.get('role')}] "
-        lines += [f"  {line}" for line in visible(f"{role}{message.get('content')}").splitlines()]
+    lines += [f"  {line}" for line in visible(prompt).splitlines()] if isinstance(prompt, str) else _messages(prompt)
     if task.get("metadata"):
         lines.append(f"  metadata: {visible(str(task['metadata']))}")
     if task.get("tools"):
         names = [(tool.get("function") or {}).get("name", "?") for tool in task["tools"]]
         lines.append(f"  tools: {visible(', '.join(map(str, names)))}")
     return lines
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    said = (visible(f"[{message.get('role')}] {message.get('content')}") for message in messages)
+    return [f"  {line}" for text in said for line in text.splitlines()]
 
 
 def audit_lines(audit: Mapping[str, Any]) -> list[str]:

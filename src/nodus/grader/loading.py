@@ -33,12 +33,16 @@ class Environment:
         name: Its name, without project.
         version: Its version.
         adapter: What lists and grades.
+
+    Attributes:
+        shared: How many tasks were left out of train since they are held out; known once a split is listed.
     """
 
     def __init__(self, name: str, version: str, adapter: Adapter) -> None:
         self.name = name
         self.version = version
         self.adapter = adapter
+        self.shared = 0
         self._splits: dict[str, list[Task]] | None = None
 
     def split(self, name: Split) -> list[Task]:
@@ -48,8 +52,9 @@ class Environment:
             EnvironmentFault: When ``tasks`` raises or lists something that is no task.
         """
         if self._splits is None:
-            test = self._list("test")
-            self._splits = {"test": test, "train": without_shared(self._list("train"), test)}
+            test, train = self._list("test"), self._list("train")
+            self._splits = {"test": test, "train": without_shared(train, test)}
+            self.shared = len(train) - len(self._splits["train"])
         return self._splits[name]
 
     def by_id(self) -> dict[str, Task]:

@@ -111,6 +111,7 @@ def _info(environment: Environment, loader: str) -> dict[str, Any]:
         "kind": adapter.kind,
         "episodes": adapter.episodes,
         "splits": {split: len(environment.split(split)) for split in SPLITS},
+        "shared": environment.shared,
         "protocol": PROTOCOL_VERSION,
         "python": ".".join(map(str, sys.version_info[:3])),
     }

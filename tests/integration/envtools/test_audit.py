@@ -89,6 +89,18 @@ def test_the_table_says_what_paid_and_what_to_read(
     assert "attacks were paid 1: echo-the-prompt, planted-rewards, always-equal" in out
 
 
+def test_an_attack_is_played_in_every_turn_of_an_episode(
+    directory: MakeDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory(
+        "def tasks(split):\n    return [(f'play {split}', 'none')]\n"
+        "def step(turns, answer):\n    return 'go on', float(len(turns) > 2)  # pays for patience\n"
+    )
+    code, _, attacks = audited(capsys, "my-task", *HEAVY)
+    assert code == 1
+    assert attacks["empty"]["verdicts"] == {"Incorrect": 3, "Correct": 3}
+
+
 def test_an_unknown_attack_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "audit", "arithmetic", "--skip", "magic"]) == 1
     assert "there is no attack 'magic'" in (err := capsys.readouterr().err) and "fork-bomb" in err

@@ -35,7 +35,7 @@ def report_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dic
     return code, json.loads(out)
 
 
-@pytest.mark.parametrize("kind", ["functions", "episodes"])
+@pytest.mark.parametrize("kind", ["episodes", pytest.param("functions", marks=pytest.mark.heavy)])
 def test_a_skeleton_passes_its_own_tests_and_the_check(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "init", "word-task", "--kind", kind)
     assert code == 0 and "next: nodus env test word-task" in out
@@ -48,6 +48,7 @@ def test_a_skeleton_passes_its_own_tests_and_the_check(kind: str, capsys: pytest
     assert report["environment"] == "word-task@1.0.0"
     assert [check["state"] for check in report["checks"]] == ["ok"] * len(report["checks"])
     assert "answer" not in report["sample"]
+    assert [message["role"] for message in report["episode"]] == ["assistant", "user"] * 2 * (kind == "episodes")
     assert {item["verdict"] for item in report["graded"] if item["reply"] == "its answer"} <= {"Correct", "Incorrect"}
     assert {item["verdict"] for item in report["graded"] if item["reply"] == "nothing"} == {"InvalidOutput"}
     assert not list(Path("word-task").rglob("*.egg-info")) and not Path("word-task/build").exists()
@@ -82,8 +83,13 @@ def test_a_file_alone_is_an_environment(capsys: pytest.CaptureFixture[str]) -> N
     [
         ("import random\n" + GOOD.replace('f"say', 'f"{random.random()} say'), "tasks", "differ between two processes"),
         (GOOD.replace("float(", "wrong("), "grade", "NameError"),
-        (GOOD.replace("def reward", "def score"), "libraries", "without reward"),
-        ("import nowhere_to_be_found\n" + GOOD, "tasks", "No module named 'nowhere_to_be_found'"),
+        pytest.param(GOOD.replace("def reward", "def score"), "load", "", marks=pytest.mark.heavy),
+        pytest.param(
+            "import nowhere_to_be_found\n" + GOOD,
+            "load",
+            "No module named 'nowhere_to_be_found'",
+            marks=pytest.mark.heavy,
+        ),
         ("import time\n" + GOOD.replace("float(", "time.time() % 1 * float("), "reward", "was paid"),
     ],
     ids=["random tasks", "raising reward", "no reward", "missing module", "random reward"],
@@ -96,9 +102,28 @@ def test_what_would_fail_a_build_fails_here_with_its_step(
     assert code == 1 and not report["ok"]
     failed = [check for check in report["checks"] if check["state"] == "FAIL"]
     assert len(failed) == 1, report
-    if step != "libraries":
-        assert failed[0]["name"] == step
+    assert failed[0]["name"] == step
     assert words in failed[0]["found"] + str(report["traceback"])
+
+
+def test_train_tasks_with_a_held_out_prompt_are_counted(
+    directory: MakeDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory(GOOD.replace("{split} {n}", "{n}", 1).replace("range(4)", "range(4 if split == 'test' else 6)"))
+    code, report = report_of(capsys, "my-task")
+    assert code == 0
+    found = {check["name"]: check["found"] for check in report["checks"]}
+    assert found["tasks"].startswith("2 train, 4 test")
+    assert found["shared"] == "4 tasks of train have a held-out prompt, and were left out of train"
+
+
+def test_episodes_that_differ_fail_at_their_step(directory: MakeDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    step = "def step(turns, answer):\n    return str(time.time()), 0.0\n"
+    directory("import time\n" + GOOD.partition("def reward")[0] + step)
+    code, report = report_of(capsys, "my-task")
+    assert code == 1
+    (failed,) = [check for check in report["checks"] if check["state"] == "FAIL"]
+    assert failed["name"] == "step" and "differs between two processes" in failed["found"]
 
 
 def test_declared_sizes_are_checked(directory: MakeDirectory, capsys: pytest.CaptureFixture[str]) -> None:

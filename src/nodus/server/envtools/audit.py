@@ -24,6 +24,8 @@ from nodus.server.grading.verdicts import Completion, Verdict
 
 DEFAULT_TASKS = 8
 _MAX_PARALLEL = 2
+_TURNS = 4
+"""Most turns of an episode that are played."""
 _NAMES = tuple(attack.name for attack in ATTACKS)
 
 
@@ -164,6 +166,7 @@ async def audit(
         manifest = await _held_out(service, environment)
         player = _Player(service, environment)
         against = manifest.tasks[:tasks]
+        await player.look()
         reference = await _reference(player, against)
         done = []
         for number, attack in enumerate(attacks):
@@ -206,6 +209,14 @@ class _Player:
     service: GradingService
     environment: ResolvedEnvironment
     key: str = field(default_factory=lambda: f"audit-{secrets.token_hex(4)}")
+    turns: int = 1
+
+    async def look(self) -> None:
+        """Find out for how many turns an attack is played, where the environment answers."""
+        info = await self.service.info(self.environment)
+        if info.get("episodes") is True:
+            known = info.get("maxTurns")
+            self.turns = min(known, _TURNS) if isinstance(known, int) and known > 0 else _TURNS
 
     async def play(self, attack: Attack, tasks: Sequence[Task]) -> Played:
         """Play an attack against tasks."""
@@ -213,11 +224,15 @@ class _Player:
         return await self.replies(attack.name, attack.does, replies)
 
     async def replies(self, name: str, does: str, replies: Sequence[tuple[Task, str]]) -> Played:
-        """Have replies graded."""
-        items = [Completion(task.task_id, number, reply) for number, (task, reply) in enumerate(replies)]
+        """Have replies graded; with episodes also the same reply in each turn."""
+        said = [(task, (reply,) * turns) for task, reply in replies for turns in sorted({1, self.turns})]
+        items = [
+            Completion(task.task_id, number, turns[0], turns if self.turns > 1 else None)
+            for number, (task, turns) in enumerate(said)
+        ]
         verdicts = await self.service.grade(self.key, self.environment, items, _MAX_PARALLEL)
         won = [
-            (verdict.task_id, _short(item.completion))
+            (verdict.task_id, _short(item.first))
             for item, verdict in zip(items, verdicts, strict=True)
             if verdict.verdict == "Correct"
         ]

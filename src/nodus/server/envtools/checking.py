@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,12 +13,14 @@ from nodus.server.envtools.attacks import in_formats
 from nodus.server.envtools.local import grading
 from nodus.server.envtools.subjects import Subject
 from nodus.server.grading.environments import ResolvedEnvironment
+from nodus.server.grading.episodes import Episode
 from nodus.server.grading.manifests import Task
-from nodus.server.grading.selfcheck import Checked, SelfCheckFailed, as_reply, check
+from nodus.server.grading.selfcheck import FIXED_TURNS, Checked, SelfCheckFailed, as_reply, check
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict
 
-STEPS = ("unpack", "libraries", "tasks", "episodes", "grade")
+STEPS = ("unpack", "libraries", "load", "tasks", "grade", "step")
+"""Of the self-check, in order; the last for environments with episodes alone."""
 _TASKS_GRADED = 4
 _PROMPT_CHARS = 2000
 
@@ -61,6 +63,7 @@ class Report:
         subject: What was checked.
         lines: In the order in which it was checked.
         sample: A task, as a trainer sees it.
+        episode: The messages of an episode of that task, where the environment answers.
         graded: Replies and their verdicts.
         trace: The environment's traceback, or the end of its log, when it failed.
     """
@@ -68,6 +71,7 @@ class Report:
     subject: Subject
     lines: list[Line] = field(default_factory=list)
     sample: dict[str, Any] | None = None
+    episode: list[dict[str, Any]] = field(default_factory=list)
     graded: list[Graded] = field(default_factory=list)
     trace: str = ""
 
@@ -95,6 +99,7 @@ class Report:
             "ok": self.ok,
             "checks": [{"state": line.state, "name": line.name, "found": line.found} for line in self.lines],
             "sample": self.sample,
+            "episode": self.episode,
             "graded": graded,
             "traceback": self.trace or None,
         }
@@ -124,14 +129,15 @@ async def run(subject: Subject, *, progress: Callable[[str], None] = lambda _: N
         _tell(report, checked, environment)
         progress("grading answers")
         await _grade(report, service, environment, checked)
+        if checked.facts.get("episodes"):
+            await _play(report, service, environment)
     return report
 
 
 def _failed(report: Report, error: NodusError) -> None:
     step = error.step if isinstance(error, SelfCheckFailed) else "libraries"
     for name in STEPS[: STEPS.index(step)] if step in STEPS else ():
-        if name != "episodes":
-            report.lines.append(Line("ok", name, _PASSED[name]))
+        report.lines.append(Line("ok", name, _PASSED[name]))
     message, _, trace = error.message.partition("\n")
     report.lines.append(Line("FAIL", step, f"{message}. {error.fix}" if error.fix else message))
     report.trace = trace
@@ -140,7 +146,9 @@ def _failed(report: Report, error: NodusError) -> None:
 _PASSED = {
     "unpack": "its files are there",
     "libraries": "what it imports of the graders' libraries is there",
+    "load": "it is an environment",
     "tasks": "listed twice in two processes, equal",
+    "grade": "an answer and an empty reply",
 }
 
 
@@ -149,6 +157,7 @@ def _tell(report: Report, checked: Checked, environment: ResolvedEnvironment) ->
     python, libraries = checked.grader.get("python"), dict(checked.grader.get("libraries") or {})
     names = ", ".join(f"{name} {version}" for name, version in libraries.items())
     say(Line("ok", "libraries", f"Python {python}" + (f" with {names}" if names else "")))
+    say(Line("ok", "load", _what(checked.facts)))
     sizes = ", ".join(f"{size} {split}" for split, size in checked.splits.items())
     say(Line("ok", "tasks", f"{sizes}; listed twice in two processes, equal"))
     declared = report.subject.spec.get("splits") or {}
@@ -157,10 +166,24 @@ def _tell(report: Report, checked: Checked, environment: ResolvedEnvironment) ->
             say(Line("FAIL", "splits", f"{split} has {size} tasks; the manifest declares {declared[split]}"))
     if not checked.splits.get("test"):
         say(Line("note", "splits", "nothing is held out: there is no comparison before and after training"))
+    if shared := checked.facts.get("shared"):
+        say(Line("note", "shared", f"{shared} tasks of train have a held-out prompt, and were left out of train"))
     say(Line("ok", "grade", f"an answer and an empty reply, by {_grader(environment)}"))
+    if checked.facts.get("episodes"):
+        say(Line("ok", "step", "two turns played twice in two processes, equal"))
     say(Line("ok", "digest", checked.digest))
     manifest = next(m for split in ("test", "train") if (m := checked.manifests[split]).tasks)
     report.sample = {"split": manifest.split, **_shortened(manifest.tasks[0].public())}
+
+
+def _what(facts: Mapping[str, Any]) -> str:
+    parts = [str(facts.get("ecosystem", "of no known kind"))]
+    if facts.get("episodes"):
+        turns = facts.get("maxTurns")
+        parts.append(f"episodes of up to {turns} turns" if turns else "episodes; maxTurns of a run says how long")
+    if facts.get("tools"):
+        parts.append("offers tools")
+    return ", ".join(parts)
 
 
 def _grader(environment: ResolvedEnvironment) -> str:
@@ -197,6 +220,18 @@ async def _grade(report: Report, service: GradingService, environment: ResolvedE
             report.graded.append(Graded(task.task_id, "its answer", best))
         report.graded.extend(Graded(task.task_id, "nothing", verdict) for reply, verdict in given if not reply)
     _judge(report)
+
+
+async def _play(report: Report, service: GradingService, environment: ResolvedEnvironment) -> None:
+    """Play the self-check's turns once more, for its author to read."""
+    assert report.sample is not None
+    for count in range(1, len(FIXED_TURNS) + 1):
+        episode = Episode(report.sample["taskId"], 0, FIXED_TURNS[:count])
+        (reply,) = await service.step("play", environment, [episode], 1)
+        report.episode.append({"role": "assistant", "content": FIXED_TURNS[count - 1]})
+        report.episode.extend(dict(message) for message in reply.messages or ())
+        if reply.messages is None:
+            return
 
 
 def _replies(task: Task) -> Sequence[str]:

@@ -53,7 +53,8 @@ class Checked:
         splits: Split to number of tasks.
         grader: The Python and the libraries that grade, as ``status.grader`` has them.
         manifests: Split to its tasks, with answers where they are JSON.
-        facts: What it is, as the status has it: ``ecosystem``, ``episodes``, ``tools``, ``maxTurns`` where known.
+        facts: What it is, as the status has it: ``ecosystem``, ``episodes``, ``tools``, ``maxTurns`` where known; and
+            ``shared``, how many tasks were left out of train since they are held out.
     """
 
     digest: str
@@ -81,7 +82,9 @@ async def check(service: GradingService, name: str, spec: Mapping[str, Any], poo
     except NodusError as error:
         raise SelfCheckFailed("unpack", f"{error.message}{'; ' + error.fix if error.fix else ''}") from error
     try:
-        grader = grader_facts(await _libraries(service, environment), environment.python)
+        # what grades in an image is its own affair
+        foreign = environment.root is not None
+        grader = {} if foreign else grader_facts(await _libraries(service, environment), environment.python)
         facts = _facts(await _info(service, environment))
         splits = {split: await _list_twice(service, environment, split) for split in SPLITS}
         task = _one_of(splits)
@@ -107,6 +110,8 @@ def _facts(info: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"episodes": info.get("episodes") is True}
     if isinstance(kind := info.get("kind"), str):
         facts["ecosystem"] = storable(kind, 63)
+    if isinstance(shared := info.get("shared"), int):
+        facts["shared"] = int(shared)
     turns = info.get("maxTurns")
     if facts["episodes"] and isinstance(turns, int) and not isinstance(turns, bool) and 0 < turns < 2**31:
         facts["maxTurns"] = turns
