@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nodus.core.digests import digest_of
-from nodus.server.files import sync_directory
+from nodus.server.files import sync_directory, sync_filesystem
 from nodus.server.grading.builds.base import Build, Built
 
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -173,13 +173,8 @@ def _settle(root: Path) -> int:
                 os.unlink(path)
                 continue
             os.chmod(path, 0o755 if mode & stat.S_IXUSR else 0o644)
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.fsync(handle)
-                size += os.fstat(handle).st_size
-            finally:
-                os.close(handle)
-        sync_directory(Path(directory))
+            size += os.lstat(path).st_size
+    sync_filesystem(root)
     return size
 
 
