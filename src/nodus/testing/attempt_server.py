@@ -24,6 +24,7 @@ Answer = Callable[[str, list[str]], "list[dict[str, Any]] | str | None"]
 """What the environment says after (task id, replies): messages, or the content of one; None ends the episode, an
 exception is a failure of the environment."""
 
+_FAILURE = {"verdict": "InfrastructureFailure", "outcome": "Error", "reward": None}
 GRADER_FAILED_AFTER, GRADER_FAILED_SHARE = 8, 0.5
 
 
@@ -115,7 +116,9 @@ class AttemptServer:
             self._stop_when_failing()
             return {"verdicts": rows}
         if verb == "steps":
-            return {"replies": [self._reply(body["phase"], body["step"], row) for row in body["episodes"]]}
+            rows = [self._reply(attempt, body["phase"], body["step"], row) for row in body["episodes"]]
+            self._stop_when_failing()
+            return {"replies": rows}
         if verb == "taskevents":
             for event in body["events"]:
                 self.events.setdefault((attempt, event["id"]), event)
@@ -135,12 +138,15 @@ class AttemptServer:
         answer = {k: v for k, v in known.items() if k != "completion"}
         return {"taskId": row["taskId"], "sample": row["sample"], **answer}
 
-    def _reply(self, phase: str, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _reply(self, attempt: str, phase: str, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         name = {"taskId": row["taskId"], "sample": row["sample"]}
         self.steps.append((phase, step, row["taskId"], row["sample"], len(row["turns"])))
         try:
             said = self.say(row["taskId"], row["turns"])
         except Exception as error:  # noqa: BLE001 - an environment that raises is what this answer is for
+            failure = {**_FAILURE, "reason": repr(error), "completion": row["turns"]}
+            self.verdicts[(attempt, phase, step, row["taskId"], row["sample"])] = failure
+            self._recent.append(True)
             return {**name, "error": repr(error)}
         return {**name, "messages": [{"role": "user", "content": said}] if isinstance(said, str) else said}
 
@@ -148,7 +154,7 @@ class AttemptServer:
         try:
             reward = self.grade(task_id, completion)
         except Exception as error:  # noqa: BLE001 - a grader that raises is what this verdict is for
-            return {"verdict": "InfrastructureFailure", "outcome": "Error", "reward": None, "reason": repr(error)}
+            return {**_FAILURE, "reason": repr(error)}
         if reward is None:
             return {"verdict": "InvalidOutput", "outcome": "Failed", "reward": 0.0}
         passed = reward >= 1

@@ -173,12 +173,15 @@ def test_failed_environment_leaves_its_episode_out_of_baseline_and_loss(prepare)
         return hint(task_id, turns)
 
     made = prepare(by_turns, answer=answer, **GAME)
+    made.server._stop_when_failing = lambda: None
     batch = sampled(made)
     lengths = batch["completion_mask"].sum(dim=1)
     assert (lengths > 0).tolist() == [True] * 4 + [False] * 4
     assert batch["advantages"][4:].tolist() == [0.0] * 4
     assert batch["num_items_in_batch"] == (batch["completion_mask"] * batch["tool_mask"])[:4].sum()
-    assert {task for _, task, _ in made.server.phase("Training")} == {"t0"}
+    verdicts = [(task, v["verdict"]) for (_, task, _), v in made.server.phase("Training").items()]
+    assert {task for task, verdict in verdicts if verdict == "InfrastructureFailure"} == {"t1"}
+    assert len(verdicts) == 8
     assert made.session.rewards.failures == 4
     assert made.trainer.episodes["environmentFailures"] == 4
 
@@ -305,4 +308,4 @@ def test_evaluate_mode_plays_the_episodes_greedily(runs):
     evaluation = run.output("results.json")["evaluation"]
     assert evaluation["tasks"] == len(HELD_OUT)
     assert evaluation["errors"] == evaluation["environmentFailures"] == 1
-    assert len(server.phase("Evaluation")) == len(HELD_OUT) - 1
+    assert [key for key, v in server.phase("Evaluation").items() if v["outcome"] == "Error"] == [(0, "h1", 0)]

@@ -191,12 +191,30 @@ async def test_steps_answer_in_order_and_are_nothing_to_keep(
     ]
     assert set(grading.places) == {"uid-1"} and len(grading.stepped) == 300
     assert store.read_sync(taskevents.list_, run.uid, type_="Task")[0] == []
+
+
+async def test_episode_that_the_environment_cannot_go_on_with_is_an_infrastructure_failure(
+    service: TrainingService, grading: CountingGrading, store: Store, run: Object
+) -> None:
     grading.fails = True
-    assert (await service.step(run, "run-1", "Training", 4, asked[:1]))[0] == {
-        "taskId": "train000",
-        "sample": 0,
-        "error": "ValueError",
-    }
+    asked = [{"taskId": "test000", "sample": 0, "turns": ["a", "b"]}]
+    failure = {"taskId": "test000", "sample": 0, "error": "ValueError"}
+    assert await service.step(run, "run-1", "Evaluation", 4, asked) == [failure]
+    grading.fails = False  # what an attempt was told stays so, whatever the environment would say now
+    assert await service.step(run, "run-1", "Evaluation", 4, asked) == [failure]
+    (event,), _ = store.read_sync(taskevents.list_, run.uid, type_="Task")
+    assert (event["verdict"], event["outcome"], event["reason"]) == ("InfrastructureFailure", "Error", "ValueError")
+    assert event["turns"] == ["a", "b"]
+    assert (await service.step(run, "run-2", "Evaluation", 4, asked))[0]["messages"]
+
+
+async def test_environment_that_fails_again_and_again_stops_the_run(
+    service: TrainingService, grading: CountingGrading, run: Object
+) -> None:
+    grading.fails = True
+    asked = [{"taskId": f"train{n:03}", "turns": ["a"]} for n in range(40)]
+    with pytest.raises(GraderFailed, match="32 of the last 32 completions could not be graded; the last"):
+        await service.step(run, "run-1", "Training", 1, asked)
 
 
 async def test_steps_and_gradings_of_a_run_come_one_after_the_other(

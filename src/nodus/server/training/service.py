@@ -149,31 +149,45 @@ class TrainingService:
     ) -> list[dict[str, Any]]:
         """What the environment says after the last turn of each episode, in their order.
 
-        Nothing is recorded: asked again, the environment answers again, and the same. Arguments as for :meth:`grade`,
-        with `episodes`: each with `taskId`, `sample` (default 0) and `turns`.
+        Of an answer nothing is recorded: asked again, the environment answers again, and the same. Where it could not
+        run, that is the episode's verdict: it is recorded as InfrastructureFailure, and told again. Arguments as for
+        :meth:`grade`, with `episodes`: each with `taskId`, `sample` (default 0) and `turns`.
 
         Raises:
             Invalid: an episode is of a task that the run was not given, or comes twice.
-            GraderFailed: this machine can't run graders.
+            GraderFailed: this machine can't run graders, or too many of the last episodes could not go on.
             Unavailable: no money is left for it; the run is being suspended.
         """
         run = await self._run_of(obj)
-        asked = _keyed(episodes, phase, step, "episodes")
-        _check_items([key for key, _ in asked], run.ids(phase), phase, "episodes")
-        items = [Episode(key.task_id, key.sample, tuple(given["turns"])) for key, given in asked]
-        keys = [("step", *key, len(item.turns)) for (key, _), item in zip(asked, items, strict=True)]
-        replies: list[StepReply] = []
+        items = {
+            key: Episode(key.task_id, key.sample, tuple(given["turns"]))
+            for key, given in _keyed(episodes, phase, step, "episodes")
+        }
+        _check_items(items, run.ids(phase), phase, "episodes")
         async with self._batches.setdefault(obj.uid, asyncio.Lock()):
+            known = await self._store.read(taskevents.find_verdicts, obj.uid, attempt, list(items))
+            replies = {
+                key: StepReply(key.task_id, key.sample, None, row.reason or "it could not be graded", row.evidence)
+                for key, row in known.items()
+                if row.outcome == "Error"
+            }
+            missing = [(key, item) for key, item in items.items() if key not in replies]
             parallel = lookup(obj.spec, "grading.maxParallel")
-            for start in range(0, len(items), CHUNK):
-                chunk = items[start : start + CHUNK]
-                held = keys[start : start + CHUNK]
+            for start in range(0, len(missing), CHUNK):
+                chunk = missing[start : start + CHUNK]
+                held = [("step", *key, len(item.turns)) for key, item in chunk]
                 reference = await self._hold(obj, attempt, held, run.environment.timeout_s)
-                answers = await self._grading.step(obj.uid, run.environment, chunk, parallel, beside=beside)
-                if reference is not None:
-                    await self._store.write(gradingbill.settle, reference, answers, self._prices)
-                replies += answers
-        return [reply.to_wire() for reply in replies]
+                answers = await self._grading.step(
+                    obj.uid, run.environment, [item for _, item in chunk], parallel, beside=beside
+                )
+                answered = [(key, item, answer) for (key, item), answer in zip(chunk, answers, strict=True)]
+                rows = [_failed_row(*found) for found in answered if found[2].error is not None]
+                if rows or reference is not None:
+                    await self._store.write(self._record, obj.uid, attempt, rows, reference, answers)
+                replies |= {key: answer for key, _, answer in answered}
+            if any(reply.error is not None for reply in replies.values()):
+                await self._check_failures(obj, attempt)
+        return [replies[key].to_wire() for key in items]
 
     async def _hold(self, obj: Object, attempt: str, keys: Sequence[object], timeout_s: float) -> str | None:
         """Hold what grading may cost; None where it costs nothing.
@@ -197,7 +211,7 @@ class TrainingService:
         attempt: str,
         rows: list[VerdictRow],
         reference: str | None,
-        of: list[Verdict],
+        of: Sequence[Verdict] | Sequence[StepReply],
     ) -> dict[SampleKey, VerdictRow]:
         """Record verdicts and charge for them: both or nothing."""
         recorded = taskevents.record_verdicts(conn, uid, attempt, rows)
@@ -384,6 +398,14 @@ def _row(key: SampleKey, item: Completion, verdict: Verdict) -> VerdictRow:
         reward=verdict.reward,
         reason=verdict.reason,
         evidence=_evidence(key, item, verdict),
+    )
+
+
+def _failed_row(key: SampleKey, episode: Episode, reply: StepReply) -> VerdictRow:
+    """The verdict of an episode whose environment could not go on with it."""
+    item = Completion(key.task_id, key.sample, "", episode.turns)
+    return _row(
+        key, item, Verdict(key.task_id, key.sample, "InfrastructureFailure", None, reply.error, dict(reply.evidence))
     )
 
 
