@@ -1,0 +1,213 @@
+"""Environments of other ecosystems, in sandboxes with the real libraries, graded as those libraries grade."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from nodus.server.compute.local import pythons
+from nodus.server.grading import Completion, GradingService, ResolvedEnvironment
+from nodus.server.grading.episodes import Episode
+from tests.integration.grading.conftest import MakeEnvironment
+from tests.integration.grading.ecosystems import environment_of
+from tests.interop._published import Unreachable
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(180)]
+
+HERE = Path(__file__).with_name("adapted")
+REPLIES = 100
+Reply = tuple[Any, list[str]]
+"""What it answers (a seed, an entry's index or a row's number), and the model's turns."""
+
+
+def openenv(version: str) -> tuple[Path, ...]:
+    """Return a version of OpenEnv over what the graders' own one needs: its web front end is not used in process."""
+    return (environment_of([f"openenv=={version}"], dependencies=False), *map(Path, pythons.own().packages))
+
+
+def openenv_core() -> tuple[Path, ...]:
+    return (environment_of(["openenv-core==0.3.0"], dependencies=False), *map(Path, pythons.own().packages))
+
+
+def skyrl() -> tuple[Path, ...]:
+    return (environment_of(["skyrl-gym==0.4.0", "pyarrow==26.0.1"], pins="skyrl.txt"),)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return rows as datasets for verl and SkyRL have them; ``gsm8k`` and ``aime`` read other keys of it."""
+    return [
+        {
+            "prompt": [{"role": "system", "content": "Be brief."}] * (number % 2)
+            + [{"role": "user", "content": f"What is {number} + 5?"}],
+            "data_source": ("sums", "products")[number % 2],
+            "env_class": ("gsm8k", "aime")[number % 2],
+            "reward_spec": {"method": "rule", "ground_truth": str(number + 5)},
+            "reward_model": {"style": "rule", "ground_truth": str(number + 5)},
+            "extra_info": {"index": number, "split": "train", "answer": str(number + 5)},
+        }
+        for number in range(40)
+    ]
+
+
+def rows_file() -> bytes:
+    stream = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows()), stream)
+    return stream.getvalue()
+
+
+def guesses(rng: random.Random) -> Reply:
+    """Return a game: halving what is left, or guessing at random, or not guessing at all."""
+    seed = rng.randrange(1000)
+    secret = random.Random(seed).randrange(100)
+    texts = [str(secret), str(rng.randrange(100)), f" {rng.randrange(100)}\n", "none", "", str(rng.randrange(100))]
+    return seed, [rng.choice(texts) for _ in range(rng.randrange(1, 7))]
+
+
+@cache
+def entries() -> list[dict[str, Any]]:
+    from tests.integration.grading.adapted.puzzles import load_environment
+
+    return list(load_environment())
+
+
+def puzzle_answers(rng: random.Random) -> Reply:
+    index = rng.randrange(60)
+    right = str(entries()[index]["answer"] or "")
+    kinds = [
+        f"<answer>{right}</answer>", f"Let me think.\n<answer>1</answer>, no: <answer>\n{right}\n</answer>", right,
+        f"The answer is {right}.", right[: rng.randrange(len(right) + 1)] or "?", f"<answer>{right} + 1</answer>", "7",
+        "x", f"['{right}']", '{"0": 1, "1": 2}', "(1 + 2) * 3", "<answer>x**2 + C", f"{right}\n\n", "I can't tell.",
+    ]  # fmt: skip
+    return index, [rng.choice(kinds)]
+
+
+def sums(rng: random.Random) -> Reply:
+    number = rng.randrange(40)
+    right = number + 5
+    kinds = [
+        f"#### {right}", f"Answer: {right}", f"So {right}.\n#### {right}\nAnswer: {right}", f"#### {right + 1}",
+        f"Answer: {right + 1}", f"\\boxed{{{right}}}", str(right), "####", "",
+        f"Answer: ${right}$", "no idea",
+    ]  # fmt: skip
+    return number, [rng.choice(kinds)]
+
+
+class Ecosystem(NamedTuple):
+    """A library and an environment made with it.
+
+    Attributes:
+        module: The environment, a file of ``adapted/``.
+        kind: What its adapter is.
+        packages: Makes the directories of its packages; None: the graders' own libraries have it.
+        reply: Makes a reply.
+    """
+
+    module: str
+    kind: str
+    packages: Callable[[], tuple[Path, ...]] | None
+    reply: Callable[[random.Random], Reply]
+
+
+ECOSYSTEMS = {
+    "openenv 0.10.0": Ecosystem("number_game", "openenv", lambda: openenv("0.10.0"), guesses),
+    "openenv-core 0.3.0": Ecosystem("number_game", "openenv", openenv_core, guesses),
+    "openenv of the graders": Ecosystem("number_game", "openenv", None, guesses),
+    "reasoning-gym 0.1.25": Ecosystem("puzzles", "reasoning-gym", None, puzzle_answers),
+    "verl": Ecosystem("sums_of_verl", "verl", None, sums),
+    "skyrl-gym 0.4.0": Ecosystem("sums_of_skyrl", "skyrl", skyrl, sums),
+}
+
+
+def made(ecosystem: Ecosystem, make_environment: MakeEnvironment) -> ResolvedEnvironment:
+    """Return an ecosystem's environment as a build of its package leaves it."""
+    source = (HERE / f"{ecosystem.module}.py").read_text()
+    resolved = make_environment(source, files={"rows.parquet": rows_file()})
+    packages = ecosystem.packages() if ecosystem.packages else ()
+    return dataclasses.replace(resolved, packages=packages)
+
+
+def library_rewards(ecosystem: Ecosystem, replies: Sequence[Reply]) -> list[float]:
+    """Return what the library itself gives for replies, in a process without Nodus."""
+    packages = ecosystem.packages() if ecosystem.packages else tuple(map(Path, pythons.own().packages))
+    asked = [[rows()[what] if ecosystem.module.startswith("sums") else what, turns] for what, turns in replies]
+    done = subprocess.run(
+        [sys.executable, "-S", str(HERE / "library_grades.py"), ecosystem.module],
+        input=json.dumps(asked),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, packages)), "MPLCONFIGDIR": "/tmp"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [float(reward) for reward in json.loads(done.stdout.splitlines()[-1])]
+
+
+PUBLISHED = {
+    "number_game": {"seed"},
+    "puzzles": {"family"},
+    "sums_of_verl": {"data_source", "env_class"},
+    "sums_of_skyrl": {"data_source", "env_class"},
+}
+
+
+async def by_what(service: GradingService, environment: ResolvedEnvironment, module: str) -> dict[Any, str]:
+    """Return the ids of the tasks by what they are: a seed, an entry's index or a row's number."""
+    tasks = [task for split in ("train", "test") for task in (await service.tasks(environment, split, 0)).tasks]
+    # nothing of a solution is published
+    assert {key for task in tasks for key in task.metadata} == PUBLISHED[module]
+    if module == "number_game":
+        return {task.metadata["seed"]: task.task_id for task in tasks}
+    by_prompt = {json.dumps(task.prompt): task.task_id for task in tasks}
+    prompts: list[Any] = (
+        [entry["question"] for entry in entries()] if module == "puzzles" else [r["prompt"] for r in rows()]
+    )
+    return {number: by_prompt[json.dumps(prompt)] for number, prompt in enumerate(prompts)}
+
+
+REPRESENTATIVE = ("openenv 0.10.0", "reasoning-gym 0.1.25", "verl", "skyrl-gym 0.4.0")
+CASES = [pytest.param(name, marks=[] if name in REPRESENTATIVE else [pytest.mark.heavy]) for name in ECOSYSTEMS]
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_replies_are_graded_as_their_library_grades_them(
+    name: str, service: GradingService, make_environment: MakeEnvironment
+) -> None:
+    ecosystem = ECOSYSTEMS[name]
+    try:
+        environment = made(ecosystem, make_environment)
+    except Unreachable as error:
+        pytest.skip(f"{name} is not installed here, and the package index can't be reached: {error}")
+    ids = await by_what(service, environment, ecosystem.module)
+    rng = random.Random(4)
+    replies = [ecosystem.reply(rng) for _ in range(REPLIES)]
+    items = [Completion(ids[what], number, turns=tuple(turns)) for number, (what, turns) in enumerate(replies)]
+    verdicts = await service.grade("job", environment, items, 1)
+    rewards = library_rewards(ecosystem, replies)
+    assert [verdict.reward for verdict in verdicts] == pytest.approx(rewards)
+    for verdict, reward in zip(verdicts, rewards, strict=True):
+        assert verdict.verdict in (["Correct"] if reward >= 1 else ["Incorrect", "InvalidOutput"]), verdict
+    assert len(set(rewards)) > 2 and min(rewards) < 1 <= max(rewards)
+    if ecosystem.kind == "openenv":
+        await check_turns(service, environment, ids[900])
+
+
+async def check_turns(service: GradingService, environment: ResolvedEnvironment, task: str) -> None:
+    """Play the game of seed 900, turn by turn."""
+    secret = random.Random(900).randrange(100)
+    turns = [[str(secret - 1)], [str(secret - 1), str(secret + 1)], ["none"], [str(secret)], ["none"] * 5]
+    replies = await service.step("job", environment, [Episode(task, n, tuple(t)) for n, t in enumerate(turns)])
+    said = [reply.messages and reply.messages[0]["content"] for reply in replies]
+    assert said == ["Higher.", "Lower.", "That is no number.", None, None], replies
