@@ -20,6 +20,7 @@ from typing import Any
 
 from nodus.grader import PROTOCOL_VERSION, imports, process
 from nodus.grader.adapters import EnvironmentFault, Refused
+from nodus.grader.direct import is_pure
 from nodus.grader.loading import SPLITS, Environment, load, search_first
 from nodus.grader.tasks import ordered, public_line
 from nodus.grader.worker import DEFAULT_TIMEOUT_S, Output, serve
@@ -92,7 +93,8 @@ def _run(options: argparse.Namespace, output: Output) -> int:
             code.use(options.code_fd, options.timeout)
         imports.preload(paths)
         steps = options.command == "step"
-        return serve(environment, output, timeout_s=options.timeout, lifeline_fd=options.lifeline_fd, steps=steps)
+        pure, lifeline_fd = output.private and is_pure(options.loader), options.lifeline_fd
+        return serve(environment, output, timeout_s=options.timeout, lifeline_fd=lifeline_fd, steps=steps, pure=pure)
     if options.command == "tasks":
         for task in ordered(environment.split(options.split), options.seed):
             output.line(public_line(task, answers=options.answers))

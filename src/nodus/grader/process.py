@@ -38,6 +38,12 @@ def end_with_writer(descriptor: int) -> None:
         os._exit(signal.SIGIO)  # it was gone before there was a handler
 
 
+def end_at_alarm() -> None:
+    """End this process at SIGALRM, whatever it is doing then; its exit code is the signal's number."""
+    _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    _libc.signal(signal.SIGALRM, ctypes.cast(_libc._exit, ctypes.c_void_p))
+
+
 def is_namespace_init() -> bool:
     """Say whether this is process 1 of its own sandbox, and so may end every other process and empty /tmp."""
     return os.getpid() == 1

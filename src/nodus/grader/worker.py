@@ -20,6 +20,7 @@ from typing import Any
 
 from nodus.grader import process
 from nodus.grader.completion import Scorer
+from nodus.grader.direct import Direct
 from nodus.grader.loading import Environment
 from nodus.grader.tasks import Task
 from nodus.grader.verdicts import failure
@@ -70,7 +71,13 @@ class Output:
 
 
 def serve(
-    environment: Environment, output: Output, *, timeout_s: float, lifeline_fd: int | None, steps: bool = False
+    environment: Environment,
+    output: Output,
+    *,
+    timeout_s: float,
+    lifeline_fd: int | None,
+    steps: bool = False,
+    pure: bool = False,
 ) -> int:
     """Answer requests until the input ends; return the exit code.
 
@@ -80,24 +87,26 @@ def serve(
         timeout_s: Wall limit of one request.
         lifeline_fd: Closed in children.
         steps: Whether every request is for the environment's messages and not for a verdict.
+        pure: Whether completions are scored in this process; see ``direct``.
     """
     tasks = environment.by_id()
     private_fds = (output.descriptor, output.requests, *([] if lifeline_fd is None else [lifeline_fd]))
-    scorer = Scorer(environment.adapter, timeout_s, private_fds)
     process.hide_memory()  # a child cannot look into this process, which holds every answer
     os.dup2(0, 2)  # what rewards print goes nowhere; from here on only verdicts leave the process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    scorer: Scorer | Direct
+    scorer = Direct(environment.adapter, timeout_s) if pure else Scorer(environment.adapter, timeout_s, private_fds)
     gc.collect()
     gc.freeze()  # children then do not copy what the collector would touch
     if output.private:
-        output.line({"ready": True, "tasks": len(tasks)})
+        output.line({"ready": True, "tasks": len(tasks), **({"pure": True} if pure else {})})
     for request in _requests(output.requests):
         answer = _answer(scorer, tasks, request, steps)
         if lost := answer.get("lost"):
             return EXIT_CODE_ENDED_SANDBOX if lost == "running" else EXIT_NO_CODE_SANDBOX
         output.line(answer)
-        if not _clean_up() or _code_sandbox_gone():
+        if not pure and (not _clean_up() or _code_sandbox_gone()):
             return EXIT_REPLACE_ME
     return 0
 
@@ -116,7 +125,7 @@ def _requests(descriptor: int) -> Iterator[dict[str, Any]]:
             yield request if isinstance(request, dict) else {"malformed": True}
 
 
-def _answer(scorer: Scorer, tasks: dict[str, Task], request: dict[str, Any], steps: bool) -> dict[str, Any]:
+def _answer(scorer: Scorer | Direct, tasks: dict[str, Task], request: dict[str, Any], steps: bool) -> dict[str, Any]:
     task = tasks.get(str(request.get("taskId")))
     turns = _turns(request)
     evidence: dict[str, Any] = {}

@@ -13,6 +13,8 @@ from typing import Any
 from nodus.grader import reasoning
 from nodus.grader.adapters.base import held_out
 
+PURE = True
+"""The five families' scorers compare text, and keep nothing; see ``grader/direct.py``."""
 VERSION = "0.1.25"
 FAMILIES = ("family_relationships", "knights_knaves", "leg_counting", "letter_counting", "word_sorting")
 ENTRIES_A_FAMILY = 500

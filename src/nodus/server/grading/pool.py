@@ -25,7 +25,7 @@ from nodus.core.clock import Clock
 from nodus.core.errors import Unavailable
 from nodus.server.grading.runner import Runners
 from nodus.server.grading.verdicts import Answer, Evidence, Item
-from nodus.server.grading.worker import IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
+from nodus.server.grading.worker import IN_FLIGHT, PURE_IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,8 @@ class GraderPool:
                 self._changed.wait()
             if seat.closing:
                 return False
-            while self._pending and len(seat.jobs) < IN_FLIGHT:
+            limit = PURE_IN_FLIGHT if seat.grader is not None and seat.grader.pure else IN_FLIGHT
+            while self._pending and len(seat.jobs) < limit:
                 job = self._pending.popleft()
                 self._number += 1
                 seat.jobs[self._number] = job
@@ -229,7 +230,7 @@ class GraderPool:
             grader.send(Request(number, job.item, job.tries))
         for reply in grader.exchange():
             self._take(seat, reply)
-        if grader.served >= RECYCLE_AFTER and not seat.jobs:
+        if grader.served >= RECYCLE_AFTER and not grader.pure and not seat.jobs:
             self._dismiss(seat)
 
     def _take(self, seat: _Seat, reply: Reply) -> None:

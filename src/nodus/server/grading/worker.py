@@ -7,6 +7,7 @@ would wait for it.
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from nodus.server.grading.verdicts import Evidence, Item, storable
 
 IN_FLIGHT = 4
 """Completions inside a grader at a time; the protocol allows at most 16."""
+PURE_IN_FLIGHT = 64
+"""Likewise, where completions are scored in the grader's own process: none is slow, and more at a time cost less."""
 START_TIMEOUT_S = 120.0
 ANSWER_GRACE_S = 5.0
 """How much later than the runner's own limit the host gives up on a grader."""
 _LINE_BYTES = 1 << 20
+_TIMED_OUT = int(signal.SIGALRM)  # of one whose own timer ended it
 _REPLACE_ME = 75  # the runner's EXIT_REPLACE_ME
 _NO_CODE_SANDBOX, _CODE_ENDED_SANDBOX = 76, 77  # likewise
 
@@ -87,6 +91,10 @@ class Grader:
     Args:
         runners: Starts it.
         beside: Key of the member whose host it is on; None for any host.
+
+    Attributes:
+        served: How many completions it answered.
+        pure: Whether it scores in its own process: an environment of the catalog that leaves nothing behind.
     """
 
     def __init__(self, runners: Runners, beside: str | None = None) -> None:
@@ -101,6 +109,7 @@ class Grader:
         self._process: GraderProcess | None = None
         self._interrupted = False
         self.served = 0
+        self.pure = False
 
     @property
     def inside(self) -> int:
@@ -123,6 +132,7 @@ class Grader:
         begun = time.monotonic()
         line = self._first_line(begun + START_TIMEOUT_S)
         if line.get("ready") is True:
+            self.pure = line.get("pure") is True
             return
         evidence = self._evidence((time.monotonic() - begun) * 1000, ended=True)
         trace = storable(line.get("traceback") or "", LOG_CHARS) or storable(self._process.log_tail(), LOG_CHARS)
@@ -201,6 +211,8 @@ class Grader:
         return GraderDied(message or self._cause_of_death(evidence), evidence, blameless, by_code)
 
     def _cause_of_death(self, evidence: Evidence) -> str:
+        if evidence.exit_code == _TIMED_OUT:
+            return f"reward ran longer than {self._environment.timeout_s:g} s and was killed"
         if evidence.exit_code == _CODE_ENDED_SANDBOX:
             return "the code ended the sandbox that it ran in, twice"
         if evidence.exit_code == _NO_CODE_SANDBOX:
