@@ -14,6 +14,7 @@ import io
 import os
 import re
 import shutil
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -24,11 +25,16 @@ from typing import Any
 
 from nodus.core.digests import digest_of
 from nodus.core.durations import parse_duration
-from nodus.core.errors import Unsupported
+from nodus.core.errors import ImageNotReady, Unsupported
+from nodus.core.kinds.image import image_name
 from nodus.core.sizes import quantity
+from nodus.server.compute.graders import GraderRoot
 from nodus.server.files import sync_directory
+from nodus.server.grading.builds.base import Build
+from nodus.server.grading.builds.keeping import BuildStore
 from nodus.server.grading.compiled import BadBundle
 from nodus.server.grading.libraries import installed
+from nodus.server.grading.oci.recipe import image_root
 from nodus.server.tarfiles import BoundedTarInfo
 
 MIB = 1024 * 1024
@@ -62,7 +68,10 @@ class ResolvedEnvironment:
         timeout_s: Wall limit of one completion.
         memory_bytes: Memory limit of a grader.
         python: Version of the Python that its compiled modules need, such as ``3.12``; None for the graders' own.
+        packages: Directories of the packages it was built into; its graders have these instead of their own libraries.
+        cache: What its build fetched besides.
         runs_code: Whether its sources import what runs code of completions, so that its graders need a code sandbox.
+        root: The image it comes from, unpacked, with the program that lists and grades there; None for Nodus's runner.
     """
 
     name: str
@@ -75,6 +84,9 @@ class ResolvedEnvironment:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     python: str | None = None
     runs_code: bool = False
+    packages: tuple[Path, ...] = ()
+    cache: Path | None = None
+    root: GraderRoot | None = None
 
 
 def catalog_status(name: str, spec: Mapping[str, Any], root: Path = Path()) -> dict[str, Any]:
@@ -99,11 +111,13 @@ class EnvironmentLibrary:
     Args:
         root: Directory of the unpacked bundles.
         blob_path: From a blob's ``sha256:`` digest to its file; raises NotFound for one that cannot be.
+        builds: What packages were built into; None where none can be.
     """
 
-    def __init__(self, root: Path, blob_path: Callable[[str], Path]) -> None:
+    def __init__(self, root: Path, blob_path: Callable[[str], Path], builds: BuildStore | None = None) -> None:
         self._root = root
         self._blob_path = blob_path
+        self._builds = builds
 
     def resolve(self, name: str, spec: Mapping[str, Any]) -> ResolvedEnvironment:
         """Return an Environment of this spec, its bundle unpacked.
@@ -115,8 +129,9 @@ class EnvironmentLibrary:
         Raises:
             Unsupported: For a packaging that is not built yet.
             BadBundle: When the bundle cannot be unpacked.
+            ImageNotReady: When the Image that its package is built into is not there, or not finished.
         """
-        package, module = spec["package"], ""
+        package, module, build = spec["package"], "", None
         if package.get("catalog"):
             module = str(package["catalog"]["module"])
             directory, loader = None, f"{_CATALOG_PACKAGE}.{module.removeprefix(_CATALOG_PACKAGE + '.')}"
@@ -126,13 +141,18 @@ class EnvironmentLibrary:
         elif package.get("source"):
             sources = str(package["source"]["blob"])
             directory, loader = self.unpack(sources), str(package["source"]["module"])
+        elif package.get("pip"):
+            build = self._build(name, spec)
+            directory, loader, sources = None, str(build.facts["loader"]), build.digest
+        elif package.get("image"):
+            build = self._build(name, spec)
+            directory, loader, sources = None, "", build.digest  # an image knows what it loads
         else:
-            kind = next((key for key in ("image", "pip") if package.get(key)), "package")
             raise Unsupported(
-                f"environment {name!r} is packaged as {kind!r}, which this server cannot build yet",
+                f"environment {name!r} is packaged in a way that this server does not know",
                 fix="Package it as sources: spec.package.source {blob, module}; rl.train does that.",
             )
-        if package.get("loader"):
+        if package.get("loader") and build is None:
             loader = str(package["loader"])
         graders = [dict(grader) for grader in spec.get("graders") or []]
         version = str(spec["version"])
@@ -152,11 +172,28 @@ class EnvironmentLibrary:
             digest=digest_of(identity),
             loader=loader,
             directory=directory,
-            exact_match=_exact_match(graders),
+            exact_match=None if package.get("image") else _exact_match(graders),
             timeout_s=parse_duration(limits["timeout"]) if limits.get("timeout") else DEFAULT_TIMEOUT_S,
             memory_bytes=int(quantity(limits["memory"])) if limits.get("memory") else DEFAULT_MEMORY_BYTES,
-            runs_code=_runs_code(directory or _catalog_place(module)),
+            **(
+                _of_build(build)
+                if build is not None
+                else {"runs_code": _runs_code(directory or _catalog_place(module))}
+            ),
         )
+
+    def _build(self, name: str, spec: Mapping[str, Any]) -> Build:
+        """Return what the package of an Environment was built into: ``spec.build.digest`` says which build."""
+        version = str(spec["version"])
+        digest = (spec.get("build") or {}).get("digest")
+        build = self._builds.find(str(digest)) if digest and self._builds is not None else None
+        if build is None:
+            image = image_name(name, version)
+            raise ImageNotReady(
+                f"environment {name}@{version} has no finished image {image}",
+                fix=f"nodus get image/{image} shows its build; apply the environment at that version if there is none.",
+            )
+        return build
 
     def _catalog_data(self, name: str, digest: str) -> Path:
         directory = catalog_data_directory(self._root, digest)
@@ -292,6 +329,20 @@ def _runs_code(place: Path) -> bool:
     """Say whether sources mention the module that runs code; one that does so in vain gets a sandbox it never uses."""
     files = place.rglob("*.py") if place.is_dir() else [place]
     return any(_CODE_MODULE.search(file.read_bytes()) for file in files)
+
+
+def _of_build(build: Build) -> dict[str, Any]:
+    """Return what graders of a build get, beside what its Environment says."""
+    if "program" in build.facts:
+        return {"root": image_root(build)}
+    own = ".".join(map(str, sys.version_info[:2]))
+    python = str(build.facts.get("python") or own)
+    return {
+        "python": None if python == own else python,
+        "runs_code": bool(build.facts.get("runsCode")),
+        "packages": (build.directory / "site",),
+        "cache": build.directory / "cache",
+    }
 
 
 def _exact_match(graders: Sequence[Mapping[str, Any]]) -> str | None:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from nodus.core.clock import Clock
 from nodus.core.errors import Unavailable
+from nodus.server.grading.foreign import ForeignGrader
 from nodus.server.grading.runner import Runners
 from nodus.server.grading.verdicts import Answer, Evidence, Item
 from nodus.server.grading.worker import IN_FLIGHT, PURE_IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
@@ -90,6 +91,9 @@ class GraderPool:
     def __init__(self, runners: Runners, clock: Clock) -> None:
         self._runners = runners
         self._clock = clock
+        foreign = runners.environment.root is not None
+        self._kind = ForeignGrader if foreign else Grader
+        self._in_flight = 1 if foreign else IN_FLIGHT
         self._changed = threading.Condition()
         self._pending: deque[_Job] = deque()
         self._seats: list[_Seat] = []
@@ -208,7 +212,7 @@ class GraderPool:
                 self._changed.wait()
             if seat.closing:
                 return False
-            limit = PURE_IN_FLIGHT if seat.grader is not None and seat.grader.pure else IN_FLIGHT
+            limit = PURE_IN_FLIGHT if seat.grader is not None and seat.grader.pure else self._in_flight
             while self._pending and len(seat.jobs) < limit:
                 job = self._pending.popleft()
                 self._number += 1
@@ -219,7 +223,7 @@ class GraderPool:
     def _serve(self, seat: _Seat) -> None:
         """Hand the seat's new completions to its grader and take in at least one verdict."""
         if seat.grader is None:
-            grader = Grader(self._runners, seat.beside)
+            grader = self._kind(self._runners, seat.beside)
             seat.grader = grader
             grader.start()
             if seat.closing:

@@ -49,6 +49,8 @@ class Runners:
     def arguments(self, command: Sequence[str]) -> list[str]:
         """Return the runner's arguments for a command with its options, such as ``["tasks", "--split", "test"]``."""
         what = self.environment
+        if what.root is not None:
+            return list(command)  # an image knows what it is
         return ["--loader", what.loader, "--name", what.name, "--version", what.version, *command]
 
     def start(self, command: Sequence[str], beside: str | None = None) -> GraderProcess:
@@ -65,7 +67,18 @@ class Runners:
         what = self.environment
         code = what.runs_code and command[0] == "grade"
         return self.host.start(
-            GraderSpec(what.directory, arguments, memory_bytes, beside, self.unsafe, python=what.python, code=code)
+            GraderSpec(
+                what.directory,
+                arguments,
+                memory_bytes,
+                beside,
+                self.unsafe,
+                python=what.python,
+                code=code,
+                packages=what.packages,
+                cache=what.cache,
+                root=what.root,
+            )
         )
 
 
@@ -90,7 +103,7 @@ def _run(runners: Runners, command: Sequence[str], timeout_s: float, limit_bytes
         code = None if data is None else process.wait(deadline - time.monotonic())
         if data is None or code is None:
             raise RunnerFailed(f"the environment took longer than {timeout_s:g} s and was stopped", _log(process))
-        return _lines(data, code, process)
+        return _lines(data, code, process, strict=runners.environment.root is None)
     finally:
         process.close()
 
@@ -107,12 +120,16 @@ def _read_all(process: GraderProcess, deadline: float, limit_bytes: int) -> byte
     return None
 
 
-def _lines(data: bytes, code: int, process: GraderProcess) -> list[dict[str, Any]]:
-    try:
-        lines = [json.loads(line) for line in data.splitlines()]
-    except (ValueError, RecursionError):
-        message = "the environment's runner printed something that is no result"
-        raise RunnerFailed(message, _log(process)) from None
+def _lines(data: bytes, code: int, process: GraderProcess, *, strict: bool) -> list[dict[str, Any]]:
+    """Return the results; where not ``strict``, what else is on standard output is left out."""
+    lines = []
+    for text in data.splitlines():
+        try:
+            lines.append(json.loads(text))
+        except (ValueError, RecursionError):
+            if strict:
+                message = "the environment's runner printed something that is no result"
+                raise RunnerFailed(message, _log(process)) from None
     refused = next((line for line in lines if isinstance(line, dict) and "refused" in line), None)
     if refused is not None:
         trace = storable(refused.get("traceback") or "", LOG_CHARS)

@@ -23,6 +23,7 @@ from nodus.server.grading import exact_match
 from nodus.server.grading.compiled import files_of, needed_python
 from nodus.server.grading.environments import MIB, EnvironmentLibrary, ResolvedEnvironment
 from nodus.server.grading.episodes import Episode, StepReply
+from nodus.server.grading.foreign import held_out_apart, tasks_among
 from nodus.server.grading.manifests import Manifest, ManifestStore
 from nodus.server.grading.pool import GraderPool
 from nodus.server.grading.runner import RunnerFailed, Runners, run_once
@@ -157,6 +158,8 @@ class GradingService:
         try:
             lines = await run_once(await self._runners(environment), [command], TASKS_TIMEOUT_S, MIB)
         except (RunnerFailed, GraderNotStarted, OSError) as error:
+            if environment.root is not None and isinstance(error, RunnerFailed):
+                return {}  # an image need not say
             trace = getattr(error, "trace", "")
             name = f"{environment.name}@{environment.version}"
             raise EnvironmentTasksFailed(
@@ -180,10 +183,16 @@ class GradingService:
             Unavailable: When the service is closed meanwhile.
         """
         with_answers = environment.exact_match is not None if answers is None else answers
+        foreign = environment.root is not None
+        with_answers = with_answers and not foreign  # an image keeps them to itself
         command = ["tasks", "--split", split, "--seed", str(seed), *(["--answers"] if with_answers else [])]
         try:
             lines = await run_once(await self._runners(environment), command, TASKS_TIMEOUT_S, TASKS_BYTES)
-            return Manifest.from_lines(environment.digest, split, seed, lines, with_answers)
+            listed = tasks_among(lines) if foreign else lines
+            manifest = Manifest.from_lines(environment.digest, split, seed, listed, with_answers)
+            if foreign and split == "train":
+                return held_out_apart(manifest, await self.list_tasks(environment, "test", seed))
+            return manifest
         except (RunnerFailed, GraderNotStarted, ValueError, OSError) as error:
             if self._closed:
                 raise _stopping() from error

@@ -152,6 +152,7 @@ class Evidence:
         oom: Whether the kernel killed a process of the sandbox for want of memory meanwhile.
         tries: How many workers had the completion.
         exit_code: Of the worker, when it ended over it.
+        read: The line as it counts, where that is not the line as read.
     """
 
     process: Sequence[str]
@@ -161,6 +162,7 @@ class Evidence:
     oom: bool = False
     tries: int = 1
     exit_code: int | None = None
+    read: Mapping[str, Any] | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return it as it is recorded."""
@@ -232,7 +234,7 @@ def from_line(item: Completion, number: int, evidence: Evidence) -> Verdict | No
 def line_about(task_id: str, number: int, evidence: Evidence) -> dict[str, Any] | None:
     """Return a runner's line, read, or None when it is no object about this task and request."""
     try:
-        line = json.loads(evidence.output)
+        line = json.loads(evidence.output) if evidence.read is None else dict(evidence.read)
     except (ValueError, RecursionError):
         return None
     ours = isinstance(line, dict) and line.get("id") == number and line.get("taskId") == task_id

@@ -10,6 +10,7 @@ import json
 import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,7 +189,11 @@ class Grader:
             raise self._died("the grader wrote a line without end")
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
-        return [self._reply(bytes(line)) for line in lines]
+        return self._replies([bytes(line) for line in lines])
+
+    def _replies(self, lines: Sequence[bytes]) -> list[Reply]:
+        """Return what whole lines say."""
+        return [self._reply(line) for line in lines]
 
     def _reply(self, line: bytes) -> Reply:
         if not self._inside:

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from nodus.core.digests import digest_of
 from nodus.core.imagerefs import ImageReference, parse_image
-from nodus.server.grading.builds.base import BuildFailed, Built, Order, Report
+from nodus.server.compute.graders import GraderRoot
+from nodus.server.grading.builds.base import Build, BuildFailed, Built, Order, Report
 from nodus.server.grading.oci import skopeo
 from nodus.server.grading.oci.layers import MIB, BadImage, Limits, RootDirectory
 from nodus.server.grading.oci.manifests import (
@@ -140,6 +141,13 @@ class ImageRecipe:
         _check_top(root)
         report.say(f"{tree.files} files, {tree.bytes / MIB:.1f} MiB")
         return tree
+
+
+def image_root(build: Build) -> GraderRoot:
+    """Return where graders of an image run, and what runs there."""
+    facts = build.facts
+    env = {str(name): str(value) for name, value in facts["env"].items()}
+    return GraderRoot(build.directory / ROOT, str(facts["program"]), env, str(facts["cwd"]))
 
 
 def _content(digest: str) -> dict[str, object]:
