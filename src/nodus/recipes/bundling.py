@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import inspect
 import sys
 import types
@@ -17,9 +18,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodus.recipes.effects import changes
 from nodus.recipes.errors import RewardError
 from nodus.recipes.imports import check_imports
-from nodus.recipes.sources import Definition, Source, changes, line_of, span, used_names
+from nodus.recipes.sources import Source, line_of, span, used_names
 
 MODULE_NAMES = frozenset({"__name__", "__doc__", "__builtins__", "__spec__", "__loader__", "__package__"})
 HEADER = ("from __future__ import annotations", "")
@@ -51,7 +53,7 @@ def package_reward(reward: Callable[..., Any], provided: Collection[str] = ()) -
     Raises:
         RewardError: When something it uses can't go along; the message names file, line and what to change.
     """
-    function = _plain_function(reward)
+    function, bound = _plain_function(reward)
     source = Source.load(function.__code__.co_filename, function.__globals__)
     if source is None:
         raise RewardError(
@@ -61,14 +63,27 @@ def package_reward(reward: Callable[..., Any], provided: Collection[str] = ()) -
     definition = _definition(source, function)
     _check_signature(source, definition, function)
     packer = _Packer(function, provided)
-    packer.take(source, definition)
-    packer.take_changes()
-    return packer.module(function.__name__)
+    name = bound or function.__name__
+    for statement in source.bindings[name] if bound else [definition]:
+        packer.take(source, statement, name)
+    packer.take_changes(name)
+    return packer.module(name)
 
 
-def _plain_function(reward: Callable[..., Any]) -> types.FunctionType:
-    """Return the function behind the reward, or say why it isn't one that can travel."""
+def _plain_function(reward: Callable[..., Any]) -> tuple[types.FunctionType, str | None]:
+    """Return the function behind the reward, and its name at the top level where decorators made something else of it.
+
+    Raises:
+        RewardError: When it isn't a function that can travel.
+    """
+    if (decorated := _decorated(reward)) is not None:
+        return decorated
     function = inspect.unwrap(reward)
+    if function is not reward and isinstance(function, types.FunctionType):
+        raise RewardError(
+            f"the reward is {function.__name__}() with something around it, which can't go along",
+            fix=f"Decorate it where it is defined: put the decorator above `def {function.__name__}`.",
+        )
     if isinstance(function, types.MethodType):
         raise RewardError(
             f"the reward {function.__qualname__} is a method, and its object can't go along",
@@ -102,7 +117,31 @@ def _plain_function(reward: Callable[..., Any]) -> types.FunctionType:
             f"{where}: the reward is defined inside {outer!r}",
             fix=f"Move `def {function.__name__}` to the top level of the file.",
         )
-    return function
+    return function, None
+
+
+def _decorated(reward: Any) -> tuple[types.FunctionType, str] | None:
+    """Return the function that decorators were put on, and its name, where that name still is the reward."""
+    inside: list[Any] = [inspect.unwrap(reward)] if hasattr(reward, "__wrapped__") else []
+    looked: list[Any] = [reward]
+    while looked:
+        for cell in getattr(looked.pop(), "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                if isinstance(cell.cell_contents, types.FunctionType) and cell.cell_contents not in inside:
+                    inside.append(cell.cell_contents)
+                    looked.append(cell.cell_contents)
+    for function in inside:
+        if not isinstance(function, types.FunctionType) or function.__qualname__ != function.__name__:
+            continue
+        source = Source.load(function.__code__.co_filename, function.__globals__)
+        name = function.__name__
+        if source is not None and function.__globals__.get(name) is reward and _defines(source, name):
+            return function, name
+    return None
+
+
+def _defines(source: Source, name: str) -> bool:
+    return any(isinstance(statement, ast.FunctionDef) for statement in source.bindings.get(name, ()))
 
 
 def _definition(source: Source, function: types.FunctionType) -> ast.stmt:
@@ -163,26 +202,23 @@ class _Packer:
         for used in sorted(used_names(statement)):
             self._need(source, statement, used)
 
-    def take_changes(self) -> None:
-        """Take the top-level statements that change what was taken: ``TABLE[key] = value``, ``WORDS.append(word)``."""
+    def take_changes(self, name: str) -> None:
+        """Take the top-level statements that change what was taken: ``TABLE[key] = value``, ``WORDS.append(word)``.
+
+        Args:
+            name: The reward's own.
+        """
+        self._names.add(name)
         again = True
         while again:
             again = False
             for source in list(self._taken):
+                names = self._names | source.imported_with(self._names)
                 for statement in source.statements:
-                    if statement in self._taken[source] or not changes(statement) & self._assigned(source):
+                    if statement in self._taken[source] or not changes(statement, source) & names:
                         continue
                     self.take(source, statement)
                     again = True
-
-    def _assigned(self, source: Source) -> set[str]:
-        """Return the taken names that hold plain values, not functions, classes or modules."""
-        plain = {
-            name
-            for name, statements in source.bindings.items()
-            if not any(isinstance(statement, Definition | ast.Import | ast.ImportFrom) for statement in statements)
-        }
-        return plain & self._names
 
     def _need(self, source: Source, user: ast.stmt, name: str) -> None:
         if name in MODULE_NAMES:

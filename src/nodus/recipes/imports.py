@@ -29,7 +29,7 @@ def check_imports(label: str, statement: ast.stmt, provided: Collection[str]) ->
     Raises:
         RewardError: For a module that the grader would not have; with the line and what to do.
     """
-    for node, optional in _imports(statement, optional=False):
+    for node, optional in _imports(statement, optional=False, top=True):
         where = f"{label}:{node.lineno}"
         if isinstance(node, ast.ImportFrom):
             if node.level:
@@ -69,19 +69,27 @@ def _check_module(full_name: str, where: str, text: str, provided: Collection[st
     )
 
 
-def _imports(node: ast.AST, *, optional: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Yield imports; optional ones stand in a ``try`` that survives their absence."""
+def _imports(node: ast.AST, *, optional: bool, top: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yield imports; optional ones stand in a ``try`` that survives their absence, or a branch that was not taken."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield node, optional
         return
     if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
         for child in node.body:
-            yield from _imports(child, optional=True)
+            yield from _imports(child, optional=True, top=top)
         for rest in [*node.handlers, *node.orelse, *node.finalbody]:
-            yield from _imports(rest, optional=optional)
+            yield from _imports(rest, optional=optional, top=top)
         return
+    top = top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     for inner in ast.iter_child_nodes(node):
-        yield from _imports(inner, optional=optional)
+        skipped = top and isinstance(node, ast.If) and not _was_imported(inner)
+        yield from _imports(inner, optional=optional or skipped, top=top)
+
+
+def _was_imported(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return bool(node.level) or node.module in sys.modules
+    return not isinstance(node, ast.Import) or all(alias.name in sys.modules for alias in node.names)
 
 
 def _catches_import_error(handler: ast.ExceptHandler) -> bool:

@@ -29,58 +29,7 @@ TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
 REWARD_MODULE = "nodus_reward"
 _NODUS = Path(__file__).resolve().parents[1]
-
-# Runs in the other process: reads {"name", "cases"} on standard input, answers one JSON line on the descriptor in argv.
-_CHECK = r"""
-import json, numbers, os, sys, traceback
-MAX_REWARD = 1e9  # the grader refuses larger ones
-answer_fd, root = int(sys.argv[1]), sys.argv[2]
-sys.argv[:] = ["reward"]
-asked = json.load(sys.stdin)
-sys.path[:0] = [root, os.path.join(root, "site")]
-if asked["code_fd"] is not None:
-    sys.path.append(asked["nodus"])
-    from nodus.grader import code
-    code.use(asked["code_fd"], asked["timeout_s"])
-
-def finish(**found):
-    os.write(answer_fd, json.dumps(found).encode())
-    os._exit(0)
-
-def fault(stage, error):
-    trace = traceback.extract_tb(error.__traceback__)
-    frames = [frame.lineno for frame in trace if frame.filename.endswith("nodus_reward.py")]
-    if isinstance(error, SyntaxError) and error.lineno:
-        frames = [error.lineno]
-    finish(
-        stage=stage,
-        type=type(error).__name__,
-        message=str(error)[:500],
-        line=frames[-1] if frames else None,
-        module=getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None,
-    )
-
-try:
-    import nodus_reward
-    reward = getattr(nodus_reward, asked["name"])
-except BaseException as error:
-    fault("import", error)
-for case in asked["cases"]:
-    try:
-        value = reward(case["completion"], case["answer"])
-    except BaseException as error:
-        fault(case["stage"], error)
-    if value is None:
-        continue
-    if isinstance(value, numbers.Number) or hasattr(value, "dtype"):
-        try:
-            if abs(float(value)) <= MAX_REWARD:
-                continue
-        except (TypeError, ValueError, OverflowError):
-            pass
-    finish(stage=case["stage"], value=repr(value)[:200], returned=type(value).__name__)
-finish(stage="passed")
-"""
+_PROGRAM = Path(__file__).with_name("reward_check.py")
 
 
 def try_reward(
@@ -140,12 +89,7 @@ def try_reward(
             f"{_return_line(packaged)}: {call} returned {found['value']}, a {found['returned']}",
             fix="Return a number from -1e9 to 1e9, a bool, or None where the reply holds no answer.",
         )
-    fix = (
-        "Return None or 0 when a reply holds no answer."
-        if found["stage"] == "empty"
-        else "Correct the line, then try again."
-    )
-    raise RewardError(f"{where}: {call} raised {found['type']}: {found['message']}", fix=fix)
+    raise RewardError(f"{where}: {call} raised {found['type']}: {found['message']}", fix=_call_fix(found))
 
 
 def _run(
@@ -164,7 +108,7 @@ def _run(
         read_fd, write_fd = os.pipe()
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHECK, str(write_fd), str(root)],
+                [sys.executable, "-P", "-B", str(_PROGRAM), str(write_fd), str(root)],
                 stdin=subprocess.PIPE,
                 pass_fds=(write_fd, *([] if code_fd is None else [code_fd])),
                 **_quiet(empty),
@@ -238,9 +182,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _import_fix(found: dict[str, Any]) -> str:
     if found["type"] in ("ModuleNotFoundError", "ImportError"):
         return "Install the package on this machine too, so that the reward can be tried."
+    return (
+        _absence_fix(found)
+        or "The reward is loaded with only the lines it uses; correct this one, or do that work in the tasks."
+    )
+
+
+def _call_fix(found: dict[str, Any]) -> str:
+    if found["stage"] == "empty" and found["type"] not in ("FileNotFoundError", "OSError"):
+        return "Return None or 0 when a reply holds no answer."
+    return _absence_fix(found) or "Correct the line, then try again."
+
+
+def _absence_fix(found: dict[str, Any]) -> str | None:
     if found["type"] in ("FileNotFoundError", "IsADirectoryError"):
         return "Files don't go along: put the data into the tasks, or into a constant of the reward's file."
-    return "The reward is loaded with only the lines it uses; correct this one, or do that work in the tasks."
+    if "the grader has no network" in found["message"]:
+        return "Put what the reward needs into the tasks, or into a constant of its file."
+    return None
 
 
 def _return_line(packaged: PackagedReward) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import symtable
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +61,22 @@ class Source:
         return found
 
     @cached_property
+    def imported(self) -> set[str]:
+        """Names that imports bind."""
+        return {
+            name
+            for name, statements in self.bindings.items()
+            if all(isinstance(statement, ast.Import | ast.ImportFrom) for statement in statements)
+        }
+
+    def imported_with(self, names: Collection[str]) -> set[str]:
+        """Return the names that are imported from modules that some of ``names`` are imported from."""
+        modules = {
+            module for name in names for statement in self.bindings.get(name, ()) for module in _modules(statement)
+        }
+        return {name for name in self.imported for each in self.bindings[name] if modules & _modules(each)}
+
+    @cached_property
     def main_bindings(self) -> dict[str, ast.stmt]:
         """Statements under ``if __name__ == "__main__"`` by the names they bind."""
         return {
@@ -70,6 +86,12 @@ class Source:
             for inner in statement.body
             for name in bound_names(inner)
         }
+
+
+def _modules(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.ImportFrom):
+        return {statement.module or ""}
+    return {alias.name for alias in statement.names} if isinstance(statement, ast.Import) else set()
 
 
 def span(statement: ast.stmt) -> tuple[int, int]:
@@ -143,31 +165,3 @@ def line_of(statement: ast.AST, name: str) -> int:
     """Return the line where a statement first uses a name."""
     lines = [node.lineno for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == name]
     return min(lines, default=getattr(statement, "lineno", 1))
-
-
-def changes(statement: ast.stmt) -> set[str]:
-    """Return the names whose objects a top-level statement changes in place: ``X[k] = v``, ``X.append(v)``.
-
-    Loops count.
-
-    Definitions and imports change nothing when they run.
-    """
-    if isinstance(statement, Definition | ast.Import | ast.ImportFrom) or is_main_block(statement):
-        return set()
-    found = set()
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-            found.add(_root(node))
-        elif (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Call)
-            and isinstance(node.value.func, ast.Attribute)
-        ):
-            found.add(_root(node.value.func))
-    return found - {""}
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Subscript | ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""

@@ -110,15 +110,17 @@ def _check_prompt(prompt: Any, where: str) -> None:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise TasksError(f"{where}: the prompt is empty", fix="Give every task a prompt.")
+        _check_json(prompt, f"{where}: the prompt")
         return
     if (
         isinstance(prompt, list)
         and prompt
         and all(
-            isinstance(message, Mapping) and message.get("role") in ROLES and isinstance(message.get("content"), str)
+            isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
             for message in prompt
         )
     ):
+        _check_json(prompt, f"{where}: the prompt")
         return
     raise TasksError(
         f"{where}: the prompt is {_short(prompt)}", fix='Make it a text, or a list of {"role", "content"} messages.'
@@ -128,7 +130,16 @@ def _check_prompt(prompt: Any, where: str) -> None:
 def _check_json(value: Any, what: str) -> None:
     """Refuse what would arrive at the reward as something else."""
     try:
-        arrives = json.loads(json.dumps(value, allow_nan=False))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+        arrives = json.loads(text)
+    except UnicodeEncodeError as error:
+        raise TasksError(
+            f"{what} holds {text[error.start]!a}, half of a character, which UTF-8 can't carry",
+            fix="Leave it out: text.encode(errors='ignore').decode().",
+        ) from error
+    except RecursionError as error:
+        raise TasksError(f"{what} is nested too deeply for JSON", fix="Make it flatter.") from error
     except (TypeError, ValueError) as error:
         raise TasksError(
             f"{what} is {_short(value)}, which JSON can't carry ({error})",

@@ -133,6 +133,15 @@ FAILS: dict[str, tuple[str, str, str]] = {
         ":2: the reward's module can't be loaded on its own: FileNotFoundError",
         "Files don't go along",
     ),
+    "asks the network": (
+        """
+        import urllib.request
+        def reward(completion, answer):
+            return float(urllib.request.urlopen("http://127.0.0.1:9/").status == 200)
+        """,
+        ":4: reward('0', ...) raised URLError: <urlopen error [Errno 97] the grader has no network>",
+        "into the tasks",
+    ),
     "ends the process": (
         """
         import os
@@ -160,6 +169,30 @@ def test_reward_that_does_not_work_fails_here(reward_of: RewardOf, text: str, me
         make_bundle(reward_of(text), TRAIN, TEST)
     assert message in raised.value.message
     assert fix in str(raised.value.fix)
+
+
+def test_file_of_this_machine_is_as_absent_as_in_the_grader(reward_of: RewardOf, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("words")
+    text = f"""
+        def reward(completion, answer):
+            with open({str(tmp_path / "words.txt")!r}) as file:
+                return completion in file.read()
+    """
+    with pytest.raises(RewardError, match=r":3: reward\('0', ...\) raised FileNotFoundError") as raised:
+        make_bundle(reward_of(text), TRAIN, TEST)
+    assert "Files don't go along" in str(raised.value.fix)
+
+
+def test_reward_may_use_files_of_its_own(reward_of: RewardOf) -> None:
+    text = """
+        import tempfile
+        def reward(completion, answer):
+            with tempfile.NamedTemporaryFile("w+") as file:
+                file.write(completion)
+                file.flush()
+                return open(file.name).read() == answer
+    """
+    assert make_bundle(reward_of(text), TRAIN, TEST).train == 4
 
 
 @pytest.mark.parametrize("value", ["None", "True", "0", "-1", "0.5", "1e6"])

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -39,9 +40,10 @@ def load(tmp_path: Path) -> Load:
 
 def run(packaged: PackagedReward, completion: str, answer: Any) -> Any:
     """Call a packaged reward, with nothing around but its own text."""
-    namespace: dict[str, Any] = {"__name__": "nodus_reward"}
-    exec(compile(packaged.text, "nodus_reward.py", "exec"), namespace)
-    return namespace[packaged.name](completion, answer)
+    module = ModuleType("nodus_reward")
+    sys.modules["nodus_reward"] = module  # dataclasses look theirs up
+    exec(compile(packaged.text, "nodus_reward.py", "exec"), vars(module))
+    return vars(module)[packaged.name](completion, answer)
 
 
 TRAVELS: dict[str, str] = {
@@ -140,6 +142,178 @@ TRAVELS: dict[str, str] = {
             calls += 1
             return calls > 0 and completion == answer
     """,
+    "submodules by name and by alias": """
+        import xml.dom, xml.etree.ElementTree as ET
+        import os.path
+        import xml.etree.ElementTree
+        def reward(c,a): return bool(ET) and os.path.sep=="/" and xml.etree is not None and xml.dom is not None and c==a
+    """,
+    "names bound in every way there is": """
+        import contextlib
+        with contextlib.suppress(ValueError):
+            LIMIT = int("3")
+        for SIZE in range(3): pass
+        try:
+            DEPTH = int("x")
+        except ValueError as error:
+            DEPTH = 2
+        while True:
+            COUNT = 1
+            break
+        match [1, 2]:
+            case [FIRST, *REST]: pass
+        (WAL := 5)
+        A, (B, *D) = 1, (2, 3)
+        [X for X in range(3)]
+        N: int = 4
+        N += 1
+        def reward(c,a):
+            found = (LIMIT, SIZE, DEPTH, COUNT, FIRST, REST, WAL, A, B, D, N)
+            return found == (3, 2, 2, 1, 1, [2], 5, 1, 2, [3], 5) and c == a
+    """,
+    "a decorator that says nothing of the function": """
+        def timed(function):
+            def wrapper(completion, answer):
+                return function(completion, answer)
+            return wrapper
+        @timed
+        def reward(completion, answer): return completion == answer
+    """,
+    "a decorator that changes what it decorates": """
+        import functools
+        def opposite(function):
+            @functools.wraps(function)
+            def wrapper(completion, answer):
+                return not function(completion, answer)
+            return wrapper
+        @opposite
+        def reward(completion, answer): return completion != answer
+    """,
+    "a name that is decorated later": """
+        import functools
+        def opposite(function):
+            @functools.wraps(function)
+            def wrapper(completion, answer):
+                return not function(completion, answer)
+            return wrapper
+        def reward(completion, answer): return completion != answer
+        reward = opposite(reward)
+    """,
+    "functions filed by a decorator and by a call": """
+        SCORERS = {}
+        def scorer(function):
+            SCORERS[function.__name__] = function
+            return function
+        def register(name, function):
+            SCORERS[name] = function
+        @scorer
+        def exact(c, a): return c == a
+        def other(c, a): return True
+        register("other", other)
+        def reward(c, a): return SCORERS["other"](c, a) and SCORERS["exact"](c, a)
+    """,
+    "lists that the library changes in place": """
+        import random, heapq
+        from bisect import insort
+        WORDS = list("abc")
+        random.Random(0).shuffle(WORDS)
+        HEAP = [3, 1, 2]
+        heapq.heapify(HEAP)
+        SORTED = []
+        for n in (3, 1, 2): insort(SORTED, n)
+        def reward(c, a): return HEAP[0] == 1 and SORTED == [1,2,3] and WORDS != list("abc") and c == a
+    """,
+    "a global that a function sets": """
+        TABLE = None
+        def setup():
+            global TABLE
+            TABLE = {"a": 1}
+        setup()
+        def reward(c, a): return TABLE == {"a": 1} and c == a
+    """,
+    "enums, dataclasses, named tuples and generics": """
+        from dataclasses import dataclass, field
+        from enum import Enum
+        from typing import NamedTuple, TypedDict, Protocol, Generic, TypeVar, ClassVar
+        T = TypeVar("T")
+        class Kind(Enum):
+            A = "a"
+            B = "b"
+        class Base(Generic[T]):
+            seen: ClassVar[int] = 0
+        class Pair(NamedTuple):
+            left: str
+            right: str = "r"
+        class Row(TypedDict):
+            kind: Kind
+        @dataclass
+        class Parsed(Base[str]):
+            kind: Kind = Kind.A
+            parts: list[str] = field(default_factory=list)
+        def reward(c, a): return Parsed().kind is Kind.A and Pair("l").right == "r" and c == a
+    """,
+    "a branch that was not taken": """
+        import sys
+        if sys.platform == "win32":
+            import winonly_thing as thing
+        else:
+            thing = None
+        def reward(c, a): return thing is None and c == a
+    """,
+    "a function defined twice": """
+        def helper(x): return 0
+        def helper(x): return x
+        def reward(c, a): return helper(c) == a
+    """,
+    "attributes set from outside": """
+        class Config: limit = 0
+        Config.limit = 3
+        Config.table = {}
+        Config.table["x"] = 1
+        def reward(c, a): return Config.limit == 3 and Config.table == {"x": 1} and c == a
+    """,
+    "subclasses that their base keeps": """
+        PLUGINS = []
+        class Plugin:
+            def __init_subclass__(cls): PLUGINS.append(cls)
+        class Exact(Plugin):
+            def score(self, c, a): return c == a
+        def reward(c, a): return len(PLUGINS) == 1 and PLUGINS[0]().score(c, a)
+    """,
+    "implementations registered with a function": """
+        from functools import singledispatch
+        @singledispatch
+        def norm(x): return "?"
+        @norm.register
+        def _(x: str): return x
+        @norm.register(int)
+        def _(x): return str(x)
+        def reward(c, a): return norm(c) == a and norm(3) == "3"
+    """,
+    "a try with all its branches": """
+        try:
+            from zoneinfo import ZoneInfo
+        except ImportError:
+            HAVE = False
+        else:
+            HAVE = True
+        finally:
+            DONE = True
+        def reward(c, a): return HAVE and DONE and c == a
+    """,
+    "a name that is deleted again": """
+        import math
+        X = math.floor(2.5)
+        del math
+        def reward(c, a): return X == 2 and c == a
+    """,
+    "aliases of types": """
+        from __future__ import annotations
+        from typing import Union, Optional
+        Answer = Union[str, int]
+        def check(x: Answer) -> Optional[Answer]: return x
+        def reward(c: str, a: Answer) -> Optional[float]: return check(c) == a
+    """,
     "another name": """
         def score_reply(completion, answer, *, strict=False):
             return completion == answer
@@ -169,6 +343,20 @@ def test_what_it_does_not_use_stays_at_home(load: Load) -> None:
     """)
     text = package_reward(module.reward).text
     assert [name for name in ("json", "deque", "KEY", "WORDS", "tasks", "other") if name in text] == []
+
+
+def test_settings_of_the_library_go_along(load: Load) -> None:
+    module = load("""
+        import sys
+        from decimal import Decimal, getcontext
+        getcontext().prec = getcontext().prec
+        sys.setrecursionlimit(sys.getrecursionlimit())
+        print(sys.argv[:0])
+        def reward(completion, answer):
+            return Decimal(completion) == Decimal(answer) and sys.maxsize > 0
+    """)
+    text = package_reward(module.reward).text
+    assert "getcontext().prec =" in text and "sys.setrecursionlimit(" in text and "print" not in text
 
 
 def test_lines_are_traced_to_the_users_file(load: Load) -> None:
@@ -244,6 +432,16 @@ STAYS: dict[str, tuple[str, str, str]] = {
         """,
         "the reward is a partial, not a function",
         "Pass a function",
+    ),
+    "a function decorated where it is passed": (
+        """
+        import functools
+        def score(completion, answer):
+            return 1.0
+        reward = functools.lru_cache(score)
+        """,
+        "the reward is score() with something around it",
+        "put the decorator above `def score`",
     ),
     "a number": ("reward = 3", "which can't be called", "Pass a function"),
     "a coroutine": (

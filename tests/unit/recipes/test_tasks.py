@@ -33,6 +33,19 @@ def test_generator_of_tasks_is_read_once() -> None:
     assert len(check_tasks((f"p{n}", n) for n in range(5))) == 5
 
 
+def _deep() -> Any:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+def _endless() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "no pair": (("p", "a", "b"), "neither a (prompt, answer) pair nor a dict"),
     "a text": ("prompt", "neither a (prompt, answer) pair"),
@@ -46,6 +59,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a tuple for an answer": (("p", (1, 2)), "would arrive at the reward as [1, 2] (list)"),
     "a set for an answer": (("p", {1}), "which JSON can't carry"),
     "nan for an answer": (("p", float("nan")), "which JSON can't carry"),
+    "half a character": (("p \ud800", "a"), "holds '\\ud800', half of a character"),
+    "half a character in an answer": (("p", {"x": ["\udfff"]}), "half of a character"),
+    "an answer without end": (("p", _endless()), "which JSON can't carry"),
+    "a deep answer": (("p", _deep()), "nested too deeply"),
+    "an object in a message": (([{"role": "user", "content": "x", "tool": object()}], "a"), "which JSON can't carry"),
     "numbers as keys": (("p", {1: "x"}), "would arrive at the reward as"),
     "metadata that is no dict": ({"prompt": "p", "answer": "a", "metadata": [1]}, "metadata is [1] (list)"),
 }
