@@ -29,6 +29,8 @@ PARTS: dict[str, set[str]] = {
 LATE_PARTS: dict[str, set[str]] = {
     # The same, for imports inside functions: `nodus up` starts the server it ships with.
     "cli": {"server", "recipes"},
+    # A reward that has code run is tried with what runs it.
+    "recipes": {"grader"},
     "testing": {"trainer"},
 }
 LIBRARIES: dict[str, set[str]] = {
@@ -78,7 +80,7 @@ def test_part_imports_only_parts_below_it(part: str) -> None:
 
 def test_grading_knows_no_backend_but_the_protocol() -> None:
     """Graders run on the job's host, on whatever backend that is: what starts them is behind ``compute/graders.py``."""
-    allowed = {"nodus.server.compute.base", "nodus.server.compute.graders"}
+    allowed = {"nodus.server.compute.base", "nodus.server.compute.builds", "nodus.server.compute.graders"}
     wrong = [
         f"{shown(path)}:{line} imports {module}"
         for path in python_files("src/nodus/server/grading")

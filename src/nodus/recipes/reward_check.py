@@ -45,7 +45,7 @@ class Check:
         for case in self._asked["cases"]:
             try:
                 value = reward(case["completion"], case["answer"])
-            except BaseException as error:  # noqa: BLE001 - likewise
+            except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
                 self._fault(case["stage"], error)
             if not _is_reward(value):
                 self._finish(stage=case["stage"], value=repr(value)[:200], returned=type(value).__name__)
