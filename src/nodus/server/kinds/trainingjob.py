@@ -139,7 +139,7 @@ class TrainingJobAdmission(Admission[TrainingJobSpec]):
         except Unavailable:
             raise
         except NodusError as error:
-            draft.reject("spec.environment.name", error.message)
+            draft.reject(error.causes[0].field if error.causes else "spec.environment.name", error.message)
 
     async def _look_at_template(self, services: Services, draft: Draft, spec: dict[str, Any]) -> None:
         """Refuse a model whose chat template has no place for the tools of the environment, where that is known."""

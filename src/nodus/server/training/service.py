@@ -29,6 +29,7 @@ from nodus.server.training import lookups
 from nodus.server.training.compile import DEFAULT_SEED
 from nodus.server.training.parameters import lookup
 from nodus.server.training.references import BadReference
+from nodus.server.training.taskfilter import matches, nothing_left
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -225,6 +226,7 @@ class TrainingService:
 
         Raises:
             EnvironmentTasksFailed: the environment can't list its tasks.
+            Invalid: no task passes the filter; names the values that there are.
             Unavailable: it takes long; a retry finds what was listed meanwhile.
         """
         listing = asyncio.ensure_future(self._counts(found, DEFAULT_SEED if seed is None else seed, task_filter))
@@ -240,10 +242,11 @@ class TrainingService:
 
     async def _counts(self, found: FoundEnvironment, seed: int, task_filter: Mapping[str, Any]) -> dict[str, int]:
         environment = await self._grading.resolve(found.object.name, found.spec)
-        counts = {}
-        for split in ("train", "test"):
-            manifest = await self._grading.tasks(environment, split, seed)
-            counts[split] = sum(1 for task in manifest.tasks if matches(task.metadata, task_filter))
+        manifests = {split: await self._grading.tasks(environment, split, seed) for split in ("train", "test")}
+        listed = {split: [task.metadata for task in manifest.tasks] for split, manifest in manifests.items()}
+        counts = {split: sum(matches(metadata, task_filter) for metadata in rows) for split, rows in listed.items()}
+        if not any(counts.values()):
+            raise nothing_left(listed["train"] + listed["test"], task_filter)
         return counts
 
     async def digest_of(self, found: FoundEnvironment) -> str:
@@ -303,16 +306,6 @@ class TrainingService:
             fix="Correct the environment's grader and publish a new version; nodus get the run's task events for more.",
             details={"failed": len(failed), "of": len(rows), "reason": last.reason, "evidence": last.evidence},
         )
-
-
-def matches(metadata: Mapping[str, Any], task_filter: Mapping[str, Any]) -> bool:
-    """Whether a task's metadata has every value of a filter; a list in the filter means any of its values."""
-    for name, wanted in task_filter.items():
-        value = metadata.get(name)
-        allowed = wanted if isinstance(wanted, list) else [wanted]
-        if value not in allowed and value != wanted:
-            return False
-    return True
 
 
 def _suspend(conn: Connection, obj: Object, attempt: str, refusal: NodusError) -> None:
