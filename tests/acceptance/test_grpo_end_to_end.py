@@ -144,7 +144,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         client = Client(root / "data")
         client.start()
         try:
-            _add_environment(client, "digits", BUNDLE)
+            add_environment(client, "digits", BUNDLE)
             yield client
             assert hub.downloads["model.safetensors"] <= 1  # many runs, one import
             eventually(lambda: client.account()["pendingUSD"] == "0.00", timeout_s=60)  # every hold ends
@@ -154,7 +154,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             down(DownOptions(data_dir=root / "data"))
 
 
-def _add_environment(client: Client, name: str, source: str) -> None:
+def add_environment(client: Client, name: str, source: str) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         member = tarfile.TarInfo("nodus_task.py")
@@ -306,7 +306,7 @@ def test_killed_server_and_killed_trainer_change_nothing(client: Client, calm: O
 
 
 def test_grader_that_cannot_run_ends_the_run_with_its_words(client: Client) -> None:
-    _add_environment(client, "broken", BROKEN)
+    add_environment(client, "broken", BROKEN)
     submit(client, "ungraded", environment="broken")
     status = eventually(lambda: _if_terminal(client.run("ungraded")), timeout_s=120, every_s=0.2)
     assert (status["phase"], status["reason"]) == ("Failed", "GraderFailed")
