@@ -19,9 +19,11 @@ import pytest
 from pyarrow import parquet
 
 from nodus.server.compute.local import pythons
+from nodus.server.compute.local.mounts import package_root
 from nodus.server.grading import Completion, GradingService, ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
-from tests.integration.grading.conftest import MakeEnvironment
+from nodus.server.grading.selfcheck import SelfCheckFailed, check
+from tests.integration.grading.conftest import MakeEnvironment, Specify
 from tests.integration.grading.ecosystems import environment_of
 from tests.interop._published import Unreachable
 
@@ -211,3 +213,76 @@ async def check_turns(service: GradingService, environment: ResolvedEnvironment,
     replies = await service.step("job", environment, [Episode(task, n, tuple(t)) for n, t in enumerate(turns)])
     said = [reply.messages and reply.messages[0]["content"] for reply in replies]
     assert said == ["Higher.", "Lower.", "That is no number.", None, None], replies
+
+
+BUILDS = [
+    pytest.param("verl", "What is", id="verl"),
+    pytest.param("openenv of the graders", "Guess my number", id="openenv", marks=pytest.mark.heavy),
+    pytest.param("reasoning-gym 0.1.25", "", id="reasoning-gym", marks=pytest.mark.heavy),
+]
+
+
+@pytest.mark.parametrize(("name", "asks"), BUILDS)
+async def test_build_takes_the_environment(name: str, asks: str, service: GradingService, specify: Specify) -> None:
+    ecosystem = ECOSYSTEMS[name]
+    files: dict[str, str | bytes] = {"rows.parquet": rows_file()}
+    found = await check(service, *specify((HERE / f"{ecosystem.module}.py").read_text(), files=files), "check")
+    assert found.facts["ecosystem"] == ecosystem.kind and found.facts["episodes"] == (ecosystem.kind == "openenv")
+    assert all(asks in str(task.prompt) for manifest in found.manifests.values() for task in manifest.tasks)
+    assert min(found.splits.values()) > 0
+
+
+async def test_build_that_is_refused_says_why(service: GradingService, specify: Specify) -> None:
+    name, spec = specify((HERE / "sums_of_verl.py").read_text(), files={"rows.parquet": b"no parquet"})
+    with pytest.raises(SelfCheckFailed, match=r"rows.parquet can't be read as a parquet file: .*magic bytes"):
+        await check(service, name, spec, "check")
+
+
+_SKYRL_ROW = """
+import json, sys
+from types import SimpleNamespace
+import pyarrow as pa
+from pyarrow import parquet
+from nodus.grader.adapters import Refused, adapt
+for name, changes in json.load(sys.stdin):
+    row = {"prompt": [{"role": "user", "content": "?"}], "env_class": name, "reward_spec": {"ground_truth": "5"}}
+    parquet.write_table(pa.Table.from_pylist([{**row, **changes}]), "row.parquet")
+    try:
+        adapt(SimpleNamespace(train_files="row.parquet"), "row")
+        print("taken")
+    except Refused as refusal:
+        print(refusal)
+"""
+SKYRL_ROWS: list[tuple[str, dict[str, Any], str]] = [
+    ("gsm8k", {}, "taken"),
+    ("aime", {"reward_model": {"ground_truth": "5"}}, "taken"),
+    ("gsm8k_multi_turn", {}, "'gsm8k_multi_turn' is of 5 turns; only those of one turn run here"),
+    ("searchcode", {}, "'searchcode' is of 2 turns; only those of one turn run here"),
+    ("search", {}, "row 0 of row.parquet can't be made the SkyRL-gym environment 'search': "),
+    ("text2sql", {}, "row 0 of row.parquet can't be made the SkyRL-gym environment 'text2sql': "),
+    ("lcb", {}, "'lcb' runs the model's code in the process that grades"),
+    ("aime", {}, "can't be made the SkyRL-gym environment 'aime': AssertionError: reward_model field is required"),
+    ("gsm9k", {}, "row 0 of row.parquet has the env_class 'gsm9k'; skyrl-gym knows aime, gsm8k, gsm8k_multi_turn, lcb"),
+    ("gsm8k", {"env_class": 5}, "row 0 of row.parquet has no env_class that names a SkyRL-gym environment"),
+]
+
+
+def test_skyrl_environments_that_cannot_grade_here_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    try:
+        packages = skyrl()
+    except Unreachable as error:
+        pytest.skip(f"skyrl-gym is not installed here, and the package index can't be reached: {error}")
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", _SKYRL_ROW],
+        input=json.dumps([[name, changes] for name, changes, _ in SKYRL_ROWS]),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([package_root(), *map(str, packages)])},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    said = done.stdout.splitlines()
+    assert len(said) == len(SKYRL_ROWS)
+    for (_, _, expected), line in zip(SKYRL_ROWS, said, strict=True):
+        assert expected in line
