@@ -25,8 +25,11 @@ from nodus.server.grading.worker import ANSWER_GRACE_S, Grader, GraderDied, Repl
 
 START_S = 60.0
 """How much longer than later ones a program's first answer may take: it loads its tasks before."""
+SETTLE_S = 0.001
 CHATTER_BYTES = 64 * 1024
 """Of lines that are no answers, between two answers."""
+OUR_RUNNER = "NODUS_ENVIRONMENT_LOADER"
+"""What an image built on env-base has in its environment."""
 _TASK_KEYS = ("taskId", "prompt", "metadata", "tools")
 _ID_CHARS = 200
 _LOG_CHARS = 300
@@ -48,6 +51,9 @@ class ForeignGrader(Grader):
         self._command = "grade"
         self._answered: set[str] = set()
         self._chatter = 0
+        root = runners.environment.root
+        # Nodus's own runner, on env-base, gives the number back; others were promised nothing but task and completion
+        self._numbered = root is not None and OUR_RUNNER in root.env
 
     def start(self) -> None:
         """Start it. It says nothing until it is asked.
@@ -78,8 +84,7 @@ class ForeignGrader(Grader):
         """
         command = "step" if isinstance(request.item, Episode) else "grade"
         self._turn_to(command)
-        pending = self._running().exchange(bytearray(), 0.0)
-        if pending:
+        if pending := self._running().exchange(bytearray(), 0.0):
             self._take_in(pending)  # its end is seen when an answer is waited for
         if self._unsent:
             raise self._died(f"{self._name} answered before it had read the request")
@@ -87,6 +92,8 @@ class ForeignGrader(Grader):
         self._inside.append(request)
         body = request.item.request()
         body.pop("step", None)
+        if self._numbered:
+            body["id"] = request.number
         self._unsent += json.dumps(body).encode() + b"\n"
 
     def exchange(self) -> list[Reply]:
@@ -103,7 +110,14 @@ class ForeignGrader(Grader):
             if chunk is None:
                 raise self._died(f"{self._name} did not answer in time and was killed {_NEVER}")
             if replies := self._take_in(chunk):
+                self._settle()
                 return replies
+
+    def _settle(self) -> None:
+        """See an answer too many, which comes right behind the first: the next reply's answer it could be taken for."""
+        more = None if self._numbered else self._running().exchange(bytearray(), SETTLE_S)
+        if more:
+            self._take_in(more)
 
     @property
     def _name(self) -> str:
@@ -146,6 +160,8 @@ class ForeignGrader(Grader):
             if found["taskId"] != asked:
                 got = storable(found["taskId"], _ID_CHARS)
                 raise self._died(f"{self._name} was asked about the task {asked!r} and answered about {got!r}")
+            if "id" in found and found["id"] != self._inside[0].number:
+                raise self._died(f"{self._name} answered another request")
             self._chatter = 0
             self._answered.add(self._command)
             replies.append(self._reply(line))
