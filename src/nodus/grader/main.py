@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from nodus.grader import PROTOCOL_VERSION, imports, process
+from nodus.grader import PROTOCOL_VERSION, cache, imports, process
 from nodus.grader.adapters import EnvironmentFault, Refused
 from nodus.grader.direct import is_pure
 from nodus.grader.loading import SPLITS, Environment, load, search_first
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--loader", default=os.environ.get("NODUS_ENVIRONMENT_LOADER"), help="module or module:function")
     root.add_argument("--path", action="append", default=[], help="directory to import from (also its site/)")
     root.add_argument("--library", action="append", default=[], help="directory of installed packages, searched last")
+    root.add_argument("--cache", nargs=2, metavar=("FROM", "TO"), help="data the build fetched, and where to show it")
     root.add_argument("--name", default=os.environ.get("NODUS_ENVIRONMENT", "environment"))
     root.add_argument("--version", default=os.environ.get("NODUS_ENVIRONMENT_VERSION", "0.0.0"))
     root.add_argument("--output-fd", type=int, help="descriptor for results; standard output when absent")
@@ -80,6 +81,8 @@ def _refuse(output: Output, reason: str, trace: str | None) -> int:
 
 def _run(options: argparse.Namespace, output: Output) -> int:
     sys.path += options.library
+    if options.cache is not None:
+        cache.use(*options.cache)
     paths = options.path or ["/opt/environment"]
     if options.command == "libraries":
         search_first(paths)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from nodus.grader import process
+from nodus.grader import cache, process
 from nodus.grader.completion import Scorer
 from nodus.grader.direct import Direct
 from nodus.grader.loading import Environment
@@ -90,6 +90,7 @@ def serve(
         pure: Whether completions are scored in this process; see ``direct``.
     """
     tasks = environment.by_id()
+    cache.settle()
     private_fds = (output.descriptor, output.requests, *([] if lifeline_fd is None else [lifeline_fd]))
     process.hide_memory()  # a child cannot look into this process, which holds every answer
     os.dup2(0, 2)  # what rewards print goes nowhere; from here on only verdicts leave the process
@@ -120,9 +121,13 @@ def _requests(descriptor: int) -> Iterator[dict[str, Any]]:
     with open(descriptor, "rb", closefd=False) as stream:
         for line in stream:
             request = None
-            with contextlib.suppress(ValueError):
-                request = json.loads(line)
+            with contextlib.suppress(ValueError, RecursionError):
+                request = json.loads(line, parse_constant=_no_number)
             yield request if isinstance(request, dict) else {"malformed": True}
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _answer(scorer: Scorer | Direct, tasks: dict[str, Task], request: dict[str, Any], steps: bool) -> dict[str, Any]:
@@ -157,4 +162,4 @@ def _turns(request: dict[str, Any]) -> list[str] | None:
 def _clean_up() -> bool:
     if not process.is_namespace_init():
         return True  # in somebody's shell: other processes and /tmp are not ours
-    return process.end_leftovers() and process.wipe()
+    return process.end_leftovers() and process.wipe() and cache.keep()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+from nodus.server.compute.local.buildhost import LocalBuilds
 from nodus.server.compute.local.logstore import LogWriter
 from nodus.server.controllers import service as controllers
 from nodus.server.controllers.budget import BudgetController
@@ -17,8 +18,11 @@ from nodus.server.controllers.image import ImageController
 from nodus.server.controllers.trainingjob import TrainingJobController
 from nodus.server.controllers.volume import VolumeController
 from nodus.server.grading import EnvironmentLibrary, GradingService, StoredManifests
-from nodus.server.grading.builds import Builds, BuildStore
+from nodus.server.grading.builds import Builds, BuildStore, Recipe
+from nodus.server.grading.builds.pip import PipRecipe
+from nodus.server.grading.oci.recipe import LOOPBACK, ImageRecipe
 from nodus.server.services import Services
+from nodus.server.settings import LOOPBACK_HOSTS
 from nodus.server.training.models import ModelService
 from nodus.server.training.service import TrainingService
 from nodus.server.volumes import VolumeFiles
@@ -33,8 +37,14 @@ def build(services: Services) -> None:
     settings, store = services.settings, services.store
     services.models = ModelService.from_environment(settings.data_dir, settings.default_model, settings.source_hosts)
     kept = BuildStore(settings.data_dir / "builds")
-    services.builds = Builds(kept, {}, partial(LogWriter, limit_bytes=BUILD_LOG_BYTES), services.clock)
-    library = EnvironmentLibrary(settings.data_dir / "environments", store.blobs.path)
+    # where only this machine's users reach the server, its registries are theirs too
+    own = LOOPBACK if settings.host in LOOPBACK_HOSTS else ()
+    recipes: dict[str, Recipe] = {
+        "pip": PipRecipe(LocalBuilds(settings.source_hosts)),
+        "image": ImageRecipe((*settings.source_hosts, *own)),
+    }
+    services.builds = Builds(kept, recipes, partial(LogWriter, limit_bytes=BUILD_LOG_BYTES), services.clock)
+    library = EnvironmentLibrary(settings.data_dir / "environments", store.blobs.path, kept)
     backend = controllers.make_backend(settings.data_dir, store)
     services.grading = GradingService(
         library, StoredManifests(store), backend.graders, services.clock, allow_unsafe=settings.allow_unsafe_sandbox

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nodus.core.errors import Cause, FieldImmutable
 from nodus.core.kinds import ENVIRONMENT
 from nodus.core.kinds.environment import EnvironmentSpec
+from nodus.server.kinds import imagepackages, pippackages
 from nodus.server.kinds.base import Admission, Draft
 from nodus.server.store import versions
 
@@ -34,8 +35,11 @@ class EnvironmentAdmission(Admission[EnvironmentSpec]):
             draft.reject("spec.package", f"exactly one of image, pip, source is needed; this has {shown}")
         if "catalog" in given and draft.actor is not None:
             draft.reject("spec.package.catalog", "only the catalog's own environments can use it")
-        for name in {"image", "pip"} & set(given):
-            draft.reject(f"spec.package.{name}", "is not built yet; use package.source, as `rl.train` does")
+        for path, message in imagepackages.problems(spec):
+            draft.reject(path, message)
+        if spec.package.pip is not None:
+            for path, message in pippackages.problems(spec.package, services.settings.source_hosts):
+                draft.reject(f"spec.package.{path}", message)
         source = spec.package.source
         if source is not None:
             draft.check_blob(conn, services, "spec.package.source.blob", source.blob)

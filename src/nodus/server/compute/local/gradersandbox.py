@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodus.server.compute.graders import GraderSpec
@@ -22,6 +22,10 @@ from nodus.server.compute.local.sandboxspec import MIB, SandboxSpec
 _INSIDE_NODUS = "/opt/nodus"
 _INSIDE_ENVIRONMENT = "/opt/environment"
 _INSIDE_PACKAGES = "/opt/python/lib/python{}/site-packages"
+_INSIDE_CACHE = "/opt/cache"
+HOME = "/cache"
+"""The home directory of an environment that was built: libraries keep there what they download."""
+_HOME_BYTES = 128 * MIB
 _ADDRESS_SPACE_FACTOR = 8  # numpy and friends reserve far more than they touch
 CODE_UID = 10002
 CODE_MEMORY_BYTES = 384 * MIB
@@ -65,12 +69,16 @@ def grader_sandbox(spec: GraderSpec, output_fd: int, lifeline_fd: int, code_fd: 
         argv += ["--code-fd", str(code_fd)]
     for directory in view.packages:
         argv += ["--library", directory]
+    home: dict[str, str] = {}
+    if spec.cache is not None:
+        home = home_environment(str(spec.cache) if spec.unsafe else HOME)
+        argv += [] if spec.unsafe else ["--cache", _INSIDE_CACHE, HOME]
     extra = {"OPENBLAS_CORETYPE": os.environ["OPENBLAS_CORETYPE"]} if "OPENBLAS_CORETYPE" in os.environ else {}
     return SandboxSpec(
         argv=(*argv, *spec.arguments),
-        env={**_ENVIRONMENT, **extra},
+        env={**_ENVIRONMENT, **home, **extra},
         mounts=(*system_mounts(), *interpreter_mounts(python.prefix, python.program), *view.mounts),
-        tmpfs={"/tmp": 64 * MIB, "/dev/shm": 16 * MIB, **dict.fromkeys(view.hidden, 4096)},
+        tmpfs={"/tmp": 64 * MIB, "/dev/shm": 16 * MIB, **view.tmpfs, **dict.fromkeys(view.hidden, 4096)},
         files=IDENTITY_FILES,
         hostname="grader",
         init=False,
@@ -144,6 +152,7 @@ class _View:
     packages: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
     hidden: tuple[str, ...] = ()
+    tmpfs: Mapping[str, int] = field(default_factory=dict)
 
 
 def _sandbox_view(spec: GraderSpec, python: Python) -> _View:
@@ -152,15 +161,32 @@ def _sandbox_view(spec: GraderSpec, python: Python) -> _View:
         mounts.append(Mount(str(spec.directory), _INSIDE_ENVIRONMENT))
     packages: list[str] = []
     hidden: list[str] = []
-    for number, directory in enumerate(python.packages):
-        # ends in site-packages: some libraries decide by that whether a module is importable
-        inside = _INSIDE_PACKAGES.format(python.version) + (f"-{number}" if number else "")
+    for number, directory in enumerate(map(str, spec.packages or python.packages)):
+        inside = packages_inside(python.version, number)
         packages.append(inside)
         mounts.append(Mount(directory, inside))
         if Path(directory, "nodus").is_dir():
             hidden.append(f"{inside}/nodus")  # an installed server is no library of rewards
-    return _View(_INSIDE_NODUS, _INSIDE_ENVIRONMENT, tuple(packages), tuple(mounts), tuple(hidden))
+    tmpfs = {}
+    if spec.cache is not None:
+        mounts.append(Mount(str(spec.cache), _INSIDE_CACHE))
+        tmpfs[HOME] = _HOME_BYTES
+    return _View(_INSIDE_NODUS, _INSIDE_ENVIRONMENT, tuple(packages), tuple(mounts), tuple(hidden), tmpfs)
 
 
 def _host_view(spec: GraderSpec, python: Python) -> _View:
-    return _View(package_root(), str(spec.directory or _INSIDE_ENVIRONMENT), python.packages)
+    packages = tuple(map(str, spec.packages)) or python.packages
+    return _View(package_root(), str(spec.directory or _INSIDE_ENVIRONMENT), packages)
+
+
+def packages_inside(version: str, number: int = 0) -> str:
+    """Return where a sandbox sees a directory of packages of a Python, such as ``3.11``.
+
+    It ends in site-packages: some libraries decide by that whether a module is importable.
+    """
+    return _INSIDE_PACKAGES.format(version) + (f"-{number}" if number else "")
+
+
+def home_environment(home: str) -> dict[str, str]:
+    """Return the variables by which libraries find what they downloaded when the environment was built."""
+    return {"HOME": home, "TIKTOKEN_CACHE_DIR": f"{home}/.cache/tiktoken"}
