@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import sys
 from collections.abc import Callable
 from typing import Any
 
 CORRECT, INCORRECT, INVALID, FAILURE = "Correct", "Incorrect", "InvalidOutput", "InfrastructureFailure"
 VERDICTS = frozenset({CORRECT, INCORRECT, INVALID, FAILURE})
 _PLAIN_NUMBERS = (float, int, bool)
+_RESULT_KEYS = frozenset({"verdict", "reward", "reason", "traceback", "code", "lost"})
+_LARGEST = sys.float_info.max
 # Without the layers of json.loads around it: each memory page that a worker touches after a fork is copied or faulted.
 _scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 
@@ -74,12 +77,15 @@ def read_result(data: bytes) -> dict[str, Any] | None:
         result, end = _scan(text, 0)
     except (ValueError, StopIteration, RecursionError):
         return None
-    if end != len(text) or not isinstance(result, dict) or result.get("verdict") not in VERDICTS:
+    if end != len(text) or not isinstance(result, dict) or not result.keys() <= _RESULT_KEYS:
+        return None
+    if not isinstance(result.get("verdict"), str) or result["verdict"] not in VERDICTS:
         return None
     reward = result.get("reward")
     if result["verdict"] == FAILURE:
         return result if reward is None else None
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    # compared, not converted: a forged integer may be larger than any float
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not -_LARGEST <= reward <= _LARGEST:
         return None
     if result["verdict"] == INVALID:
         return result if reward == 0 else None

@@ -708,6 +708,35 @@ ATTACKS: dict[str, Attack] = {
         "wrong",
         "forged",
     ),
+    "forges a report of monstrous facts": Attack(
+        """
+        import stat
+        def f(x):
+            code = '{"runs": 1' + "0" * 400 + ', "ms": NaN, "exitCode": [], "note": "\\\\ud800\\\\u0000"}'
+            for n in range(3, 64):
+                try:
+                    if stat.S_ISFIFO(os.fstat(n).st_mode):
+                        os.write(n, ('{"verdict": "Correct", "reward": 1.0, "code": ' + code + "}").encode())
+                except OSError: pass
+            os._exit(0)
+        """,
+        None,
+        "forged",
+    ),
+    "forges a report on another": Attack(
+        """
+        import stat
+        def f(x):
+            for n in range(3, 64):
+                try:
+                    if stat.S_ISFIFO(os.fstat(n).st_mode):
+                        os.write(n, b'{"id": 1, "taskId": "x", "verdict": "Correct", "reward": 1.0}')
+                except OSError: pass
+            os._exit(0)
+        """,
+        None,
+        "fault",
+    ),
     "writes more than a result": Attack(
         """
         import stat

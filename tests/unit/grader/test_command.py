@@ -73,6 +73,29 @@ def test_grade_answers_each_line_in_order_and_ignores_what_rewards_print(guide: 
     assert all(v["evidence"]["exitCode"] == 0 for v in verdicts[:3])
 
 
+def test_every_line_is_answered_whatever_it_holds(guide: Path) -> None:
+    (task, *_) = run(guide, "tasks", "--split", "test")
+    ids: list[Any] = [None, True, 1.5, "x" * 100_000, [1, [2]], {"a": {"b": None}}, "\ud800", -(10**30)]
+    good = [{"id": each, "taskId": task["taskId"], "completion": "<answer>no</answer>"} for each in ids]
+    bad: list[bytes] = [
+        *(b"", b"{", b"[]", b"null", b"1", b'"text"', b"\xff\xfe{}", b"\x00", b"[" * 200_000, b'{"a":' * 50_000),
+        *(b'{"id": NaN}', b'{"id": ' + b"1" * 5000 + b"}", b'{"taskId": 1, "taskId": {}, "completion": "a"}'),
+        *(json.dumps({"taskId": task["taskId"], **each}).encode() for each in ({}, {"completion": 1}, {"turns": []})),
+        *(json.dumps({"taskId": each, "completion": "a"}).encode() for each in ids),
+        json.dumps({"taskId": task["taskId"], "completion": "a", "turns": ["a"]}).encode(),
+        b'{"taskId": "x", "completion": "' + b"y" * (2 << 20) + b'"}',
+    ]
+    lines = [*bad, *(json.dumps(each).encode() for each in good), b'{"taskId": "no line end"']
+    command = [sys.executable, str(RUNNER), "--path", str(guide), "--loader", "mine", "grade"]
+    done = subprocess.run(command, input=b"\n".join(lines), capture_output=True, timeout=60)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, len(answers)) == (0, len(lines)), done.stderr
+    assert {answer["verdict"] for answer in answers[: len(bad)]} == {"InfrastructureFailure"}
+    assert [(answer["id"], answer["verdict"]) for answer in answers[len(bad) : -1]] == [
+        (each, "Incorrect") for each in ids
+    ]
+
+
 def test_daemon_of_a_reward_in_a_shell_dies_but_nothing_else_does(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import os, time\n"

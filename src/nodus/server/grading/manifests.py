@@ -101,7 +101,10 @@ def _task(line: Any) -> Task:
     tools = line.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"task {line['taskId']} has tools that are no list of schemas")
-    text = json.dumps(line, ensure_ascii=False)
+    try:
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise ValueError(f"task {line['taskId']!a} holds a number that is not finite") from None
     if _NUL.search(text) or text != text.encode("utf-8", "replace").decode():
         raise ValueError(f"task {line['taskId']!a} holds a NUL character or half of a surrogate pair")
     return Task(line["taskId"], line["prompt"], line.get("metadata", {}), line.get("answer"), tuple(tools))

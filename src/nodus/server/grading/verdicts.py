@@ -24,6 +24,7 @@ OUTCOMES: dict[str, Outcome] = {
 }
 _REASON_CHARS = 2000
 _CODE_CHARS = 300
+_MAX_FIGURE = 1e15
 MAX_REWARD = 1e9
 """Of either sign. Means and deviations of larger ones overflow in a trainer's 32 bits, and in a summary's decimals."""
 
@@ -250,11 +251,11 @@ def record_of(line: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
 def _child_facts(reported: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the runner, which is not the graded process, saw of the completion's own process."""
     facts: dict[str, Any] = {}
-    if isinstance(reported.get("exitCode"), int):
+    if _is_figure(reported.get("exitCode")):
         facts["exitCode"] = reported["exitCode"]
     if isinstance(reported.get("signal"), str):
         facts["signal"] = storable(reported["signal"], 32)
-    if isinstance(reported.get("ms"), int | float):
+    if _is_figure(reported.get("ms")):
         facts["processMs"] = reported["ms"]
     if reported.get("timedOut") is True:
         facts["timedOut"] = True
@@ -272,12 +273,16 @@ def _code_facts(reported: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(reported.get(name), str):
             facts[name] = storable(reported[name], _CODE_CHARS)
     for name in ("exitCode", "ms", "peakMemoryBytes", "runs"):
-        value = reported.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            facts[name] = value
+        if _is_figure(reported.get(name)):
+            facts[name] = reported[name]
     if reported.get("timedOut") is True:
         facts["timedOut"] = True
     return facts
+
+
+def _is_figure(value: object) -> bool:
+    """Say whether a stranger's value is a number that databases and other programs hold too."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_FIGURE
 
 
 def _code_reason(verdict: str, record: Mapping[str, Any]) -> str | None:

@@ -248,6 +248,6 @@ class Grader:
             data += chunk
         try:
             line = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return line if isinstance(line, dict) else {}
