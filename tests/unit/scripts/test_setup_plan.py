@@ -128,11 +128,14 @@ def test_torch_variable_wins(machine: Machine) -> None:
     assert machine.planned(TORCH="torch==2.11.0")["torch"] == "torch==2.11.0"
 
 
-def test_tests_need_postgresql_and_every_extra(machine: Machine) -> None:
+def test_tests_need_postgresql_what_handles_images_and_every_extra(machine: Machine) -> None:
     machine.program("initdb")
     plan = machine.planned("--test")
     assert plan["extras"] == "all,dev"
-    assert plan["system packages"] == "none"
+    assert plan["system packages"] == "skopeo buildah docker-registry"
+    for program in ("skopeo", "buildah", "docker-registry"):
+        machine.program(program)
+    assert machine.planned("--test")["system packages"] == "none"
 
 
 def test_too_old_python3_falls_back_to_one_that_fits(machine: Machine) -> None:
