@@ -198,9 +198,9 @@ _NOTES = """\
 
 _ESTIMATES = """\
 A dry run multiplies these by the run's steps and tasks. A step with the runtime's defaults takes the seconds of its
-accelerator; one of another `batchSize`, `gradientAccumulation` or `maxCompletionLength` as much longer as their product
-is larger, an evaluated task as much longer as `maxCompletionLength` is. The CPU's were measured on two cores, with
-{reference}.
+accelerator; one of another `batchSize`, `gradientAccumulation`, `maxCompletionLength` or `maxTurns` as much longer as
+their product is larger, an evaluated task as `maxCompletionLength` times `maxTurns` is. The CPU's were measured on two
+cores, with {reference}.
 Runs that succeeded on the installation count instead, where there are any; see
 [estimates](../../concepts/training-jobs.md#estimates).
 """

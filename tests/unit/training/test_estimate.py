@@ -86,6 +86,11 @@ def test_cost_is_the_factors_and_nothing_of_a_float(steps: int, tasks: int, batc
     assert 0 <= parse_usd(found["costUSD"]["p50"]) - exact < 1 + Fraction(price, HOUR_US)
 
 
+def test_episodes_of_several_turns_take_as_much_longer() -> None:
+    once, thrice = (of(plan(tasks=4, batchSize=2, **turns)) for turns in ({}, {"maxTurns": 3}))
+    assert [thrice[name] / once[name] for name in ("secondsPerStep", "secondsPerTask")] == pytest.approx([3, 3])
+
+
 def test_slowest_of_the_allowed_that_are_not_here() -> None:
     found = of(plan(gpu={"type": ["h100", "L40S", "RTX-4090"], "count": 2}))
     assert (found["accelerator"], found["secondsPerStep"], found["rateUSDPerHour"]) == ("L40S", 1.0, "0.000000014")

@@ -31,7 +31,7 @@ from nodus.server.billing.estimates import (
 from nodus.server.billing.metering import amount_of
 from nodus.server.store.measurements import Key, Recent
 from nodus.server.training import measuring, parameters
-from nodus.server.training.measuring import CPU, STEP_WORK, TASK_WORK
+from nodus.server.training.measuring import CPU, ONE_IF_UNSET, STEP_WORK, TASK_WORK
 from nodus.server.training.resources import START_UP, Notice
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _declared(runtime: RuntimePin, accelerator: str, load: Load) -> Figures:
 
 def _scale(merged: Mapping[str, Any], usual: Mapping[str, Any], names: Sequence[str]) -> Fraction:
     """How many times the work is that of the reference, by what both of them say."""
-    both = [name for name in names if name in merged and name in usual]
+    both = [name for name in names if name in merged and (name in usual or name in ONE_IF_UNSET)]
     return Fraction(measuring.work(merged, both), measuring.work(usual, both))
 
 

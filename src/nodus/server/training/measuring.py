@@ -28,10 +28,12 @@ OUTLIER = 10
 GRADED = 1000
 """The newest verdicts tell what a grader's work on a completion takes."""
 SECOND_US = 1_000_000
-STEP_WORK = ("batchSize", "gradientAccumulation", "maxCompletionLength")
+STEP_WORK = ("batchSize", "gradientAccumulation", "maxCompletionLength", "maxTurns")
 """Parameters that the time of a step is taken to be proportional to."""
-TASK_WORK = ("maxCompletionLength",)
+TASK_WORK = ("maxCompletionLength", "maxTurns")
 """Parameters that the time of an evaluated task is taken to be proportional to."""
+ONE_IF_UNSET = frozenset({"maxTurns"})
+"""Those of them that are 1 wherever they are unset."""
 
 
 class Finished(NamedTuple):
