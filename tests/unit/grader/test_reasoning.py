@@ -29,7 +29,7 @@ def loaded(dataset: Any) -> Environment:
 def test_every_fifth_entry_is_held_out_and_no_solution_is_published(library: Any) -> None:
     dataset = library.create_dataset("letter_counting", size=10, seed=7)
     puzzles = loaded(dataset)
-    assert [task.answer for task in puzzles.split("test")] == [4, 9] and len(puzzles.split("train")) == 8
+    assert [task.answer.private for task in puzzles.split("test")] == [4, 9] and len(puzzles.split("train")) == 8
     task = puzzles.split("test")[1]
     assert (task.prompt, task.metadata) == (dataset[9]["question"], {"family": "letter_counting"})
     assert (puzzles.adapter.kind, puzzles.adapter.episodes) == ("reasoning-gym", False)
@@ -46,7 +46,7 @@ def test_families_of_a_composite_are_named_and_score_their_own(library: Any) -> 
     tasks = puzzles.by_id().values()
     assert {task.metadata["family"] for task in tasks} == set(families)
     for task in tasks:
-        assert puzzles.adapter.grade(task, [f"<answer>{mixed[task.answer]['answer']}</answer>"]) == 1.0
+        assert puzzles.adapter.grade(task, [f"<answer>{task.answer}</answer>"]) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,23 @@ class Adapter(Protocol):
         ...
 
 
+class Solution(str):
+    """A task's solution as text, which the build's checks try as a reply, with what else the grader needs of the task.
+
+    Args:
+        text: The solution; empty where the ecosystem has none as text.
+        private: Anything; it never leaves the process.
+    """
+
+    private: Any
+
+    def __new__(cls, text: str, private: Any) -> Solution:
+        """Return the text with its private part."""
+        made = super().__new__(cls, text)
+        made.private = private
+        return made
+
+
 _HELD_OUT_EVERY = 5
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nodus.grader.adapters import parquet, skyrl
-from nodus.grader.adapters.base import Adapter, Message, Refused, held_out
+from nodus.grader.adapters.base import Adapter, Message, Refused, Solution, held_out
 from nodus.grader.adapters.parquet import Row
 from nodus.grader.adapters.waiting import finished
 from nodus.grader.tasks import Task
@@ -47,13 +47,13 @@ class Dataset:
     def tasks(self, split: str) -> Sequence[object]:
         """List a split's rows."""
         return [
-            {"prompt": self._prompt(row), "answer": row.values, "metadata": _published(row.values)}
+            {"prompt": self._prompt(row), "answer": _solution(row), "metadata": _published(row.values)}
             for row in self._rows[split]
         ]
 
     def grade(self, task: Task, turns: Sequence[str]) -> object:
         """Return the score of the first turn."""
-        return self._score(Row("", task.answer), turns[0])
+        return self._score(task.answer.private, turns[0])
 
     def reply(self, task: Task, turns: Sequence[str]) -> list[Message] | None:
         """Return None: a row is one question."""
@@ -153,6 +153,13 @@ def _computed(score: Callable[..., Any], row: Row, reply: str) -> object:
     if result is None:
         raise TypeError("compute_score returned None; expected a number, a bool, or a dict with 'score'")
     return result
+
+
+def _solution(row: Row) -> Solution:
+    for key in ("reward_model", "reward_spec"):
+        if isinstance(part := row.values.get(key), Mapping) and part.get("ground_truth") is not None:
+            return Solution(str(part["ground_truth"]), row)
+    return Solution("", row)
 
 
 def _published(values: Mapping[str, Any]) -> dict[str, Any]:

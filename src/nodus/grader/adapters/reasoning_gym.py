@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nodus.grader.adapters.base import Adapter, Message, Refused, class_names, held_out
+from nodus.grader.adapters.base import Adapter, Message, Refused, Solution, class_names, held_out
 from nodus.grader.tasks import Task
 
 MAX_ENTRIES = 100_000
@@ -38,7 +38,7 @@ class ReasoningGym:
         """Return the dataset's own score, None for an empty answer."""
         from nodus.grader import reasoning  # late, like all that only some environments need: forks copy what is there
 
-        return reasoning.score(self._dataset, turns[0], self._entry(task.answer))
+        return reasoning.score(self._dataset, turns[0], self._entry(task.answer.private))
 
     def reply(self, task: Task, turns: Sequence[str]) -> list[Message] | None:
         """Return None: an entry is one question."""
@@ -48,7 +48,8 @@ class ReasoningGym:
         entry = self._entry(index)
         family = (entry.get("metadata") or {}).get("source_dataset")
         metadata = {"family": family} if isinstance(family, str) else {}
-        return {"prompt": entry["question"], "answer": index, "metadata": metadata}
+        solution = Solution(str(entry.get("answer") or ""), index)
+        return {"prompt": entry["question"], "answer": solution, "metadata": metadata}
 
     def _entry(self, index: int) -> Any:
         if index not in self._entries:
