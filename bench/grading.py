@@ -3,7 +3,11 @@
 Two figures, against the floor of 400 a second on two cores: through the isolated pool alone, and the whole way that a
 trainer's completions take: attempt socket, supervisor's proxy, HTTP, authentication, recorded verdicts (SQLite,
 synchronous=FULL), pool. A third, against 25 a second: a reward that has each completion's code run in the code sandbox,
-ten calls each. The server is a process of its own; the pool has as many graders as there are cores.
+ten calls each. A fourth, against 10,000 a second: an environment of the catalog that is scored without a process for
+each completion, through the pool. The server is a process of its own; the pool has as many graders as there are cores.
+
+And the time to the first verdict of an environment that was never used here: its bundle unpacked, its tasks listed in
+a sandbox, a grader started, one completion graded; at most 1.5 s.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from bench._harness import Figure, report
 
 if TYPE_CHECKING:
+    from nodus.server.grading import GradingService
     from nodus.server.services import Services
 
 FLOOR = 400.0
@@ -34,6 +39,10 @@ TASKS = 256
 POOL = Figure(name="grading-pool", unit="completions/s", goal=1.0, better="higher")
 CODE_FLOOR = 25.0
 CODE = Figure(name="grading-code", unit="completions/s", goal=1.0, better="higher")
+DIRECT_FLOOR = 10_000.0
+DIRECT_COMPLETIONS = 20_000
+DIRECT = Figure(name="grading-direct", unit="completions/s", goal=1.0, better="higher")
+COLD = Figure(name="grading-cold", unit="s", goal=1.5)
 SOCKET = Figure(name="grading-socket", unit="completions/s", goal=1.0, better="higher")
 REWARD = f"""
 def tasks(split):
@@ -65,19 +74,31 @@ def bundle(reward: str = REWARD) -> bytes:
     return buffer.getvalue()
 
 
-async def pool(folder: Path, reward: str, completion: Callable[[int], str], completions: int) -> list[float]:
-    """Return completions a second through the pool, once a round."""
-    from nodus.server.compute.local.graders import LocalGraders
-    from nodus.server.grading import Completion, EnvironmentLibrary, GradingService, MemoryManifests
-
+def source_package(folder: Path, reward: str) -> dict[str, Any]:
+    """Put a bundle into a folder of blobs; return its ``spec.package``."""
     digest = hashlib.sha256(bundle(reward)).hexdigest()
     (folder / digest).write_bytes(bundle(reward))
-    library = EnvironmentLibrary(folder / "unpacked", lambda _: folder / digest)
-    service = GradingService(library, MemoryManifests(), LocalGraders())
-    spec = {"version": "1.0.0", "package": {"source": {"blob": f"sha256:{digest}", "module": "nodus_task"}}}
-    rates = []
+    return {"source": {"blob": f"sha256:{digest}", "module": "nodus_task"}}
+
+
+def service_over(folder: Path) -> GradingService:
+    """Return a grading service over a folder of blobs."""
+    from nodus.server.compute.local.graders import LocalGraders
+    from nodus.server.grading import EnvironmentLibrary, GradingService, MemoryManifests
+
+    library = EnvironmentLibrary(folder / "unpacked", lambda blob: folder / blob.removeprefix("sha256:"))
+    return GradingService(library, MemoryManifests(), LocalGraders())
+
+
+async def pool(
+    folder: Path, package: dict[str, Any], completion: Callable[[int], str], completions: int
+) -> list[float]:
+    """Return completions a second through the pool, once a round."""
+    from nodus.server.grading import Completion
+
+    service, rates = service_over(folder), []
     try:
-        environment = await service.resolve("trivial", spec)
+        environment = await service.resolve("trivial", {"version": "1.0.0", "package": package})
         tasks = (await service.tasks(environment, "train", 0)).tasks
         for _ in range(ROUNDS + 1):
             items = [Completion(tasks[n % TASKS].task_id, n, completion(n)) for n in range(completions)]
@@ -88,6 +109,27 @@ async def pool(folder: Path, reward: str, completion: Callable[[int], str], comp
     finally:
         await service.close()
     return rates[1:]
+
+
+async def cold(folder: Path) -> list[float]:
+    """Return seconds to the first verdict of an environment that is new each round."""
+    from nodus.server.grading import Completion
+
+    service, times = service_over(folder), []
+    try:
+        await service.isolation()
+        for number in range(ROUNDS + 1):
+            package = source_package(folder, f"{REWARD}\n# {number}\n")
+            begun = time.perf_counter()
+            environment = await service.resolve("trivial", {"version": "1.0.0", "package": package})
+            task = (await service.tasks(environment, "train", 0)).tasks[0]
+            (verdict,) = await service.grade(f"bench-{number}", environment, [Completion(task.task_id, 0, "x")])
+            times.append(time.perf_counter() - begun)
+            assert verdict.verdict == "Incorrect"
+            await service.release(f"bench-{number}")
+    finally:
+        await service.close()
+    return times[1:]
 
 
 def through_socket(folder: Path) -> list[float]:
@@ -175,13 +217,17 @@ def main() -> int:
     if sys.argv[1:2] == ["--serve"]:
         asyncio.run(serve(Path(sys.argv[2])))
         return 0
-    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
-        report(POOL, asyncio.run(pool(Path(folder), REWARD, str, COMPLETIONS)), [FLOOR])
-    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as name:
+        folder = Path(name)
+        report(POOL, asyncio.run(pool(folder, source_package(folder, REWARD), str, COMPLETIONS)), [FLOOR])
         code: Callable[[int], str] = "def f(x):\n    return x + {}".format
-        report(CODE, asyncio.run(pool(Path(folder), CODE_REWARD, code, TASKS)), [CODE_FLOOR])
-    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as folder:
-        report(SOCKET, through_socket(Path(folder)), [FLOOR])
+        report(CODE, asyncio.run(pool(folder, source_package(folder, CODE_REWARD), code, TASKS)), [CODE_FLOOR])
+        catalog = {"catalog": {"module": "graph_coloring"}}
+        colors: Callable[[int], str] = '{{"0": {}}}'.format
+        report(DIRECT, asyncio.run(pool(folder, catalog, colors, DIRECT_COMPLETIONS)), [DIRECT_FLOOR])
+        report(COLD, asyncio.run(cold(folder)))
+    with tempfile.TemporaryDirectory(prefix="nodus-bench-") as name:
+        report(SOCKET, through_socket(Path(name)), [FLOOR])
     return 0
 
 
