@@ -18,6 +18,7 @@ import pytest
 
 from nodus.core.clock import FakeClock
 from nodus.server.catalog import read_catalog
+from nodus.server.compute.local import uidpool
 from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.gradersandbox import CODE_UID
 from nodus.server.grading import (
@@ -48,6 +49,7 @@ def reward(completion, answer):
         note(call.error)
     return float(call.error is None and matches(call.value, int(answer[-1])))
 """
+POOL = range(uidpool.FIRST_UID, uidpool.FIRST_UID + uidpool.UIDS)
 RIGHT, WRONG = "def f(x): return 2 * x", "def f(x): return 5"
 
 # what it does: (program, part of the reason)
@@ -157,7 +159,7 @@ KEPT_OUT: dict[str, str] = {
         "def f(x):\n"
         "    status = dict(l.split(':', 1) for l in open('/proc/self/status').read().splitlines())\n"
         "    found = [int(status[name], 16) for name in ('CapEff', 'NoNewPrivs', 'Seccomp')]\n"
-        f"    return 4 if found == [0, 1, 2] and os.getuid() == {CODE_UID} else 0"
+        f"    return 4 if found == [0, 1, 2] and os.getuid() in ({CODE_UID}, *{POOL}) else 0"
     ),
     "sees no other process": (
         "import os\n"

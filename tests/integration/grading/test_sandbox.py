@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nodus.server.compute.local import cgroups
+from nodus.server.compute.local import cgroups, uidpool
 from nodus.server.compute.local.mounts import IDENTITY_FILES, Mount, interpreter, interpreter_mounts, package_root
 from nodus.server.compute.local.probe import probe
 from nodus.server.compute.local.sandbox import MIB, SandboxError, SandboxProcess, SandboxSpec, launch, system_mounts
@@ -258,6 +258,59 @@ def test_probe_reports_a_real_sandbox() -> None:
     isolation = probe()
     assert isolation.ok and isolation.net_ns and isolation.seccomp
     assert isolation.name.startswith(f"bubblewrap-{isolation.mode}+seccomp+")
+
+
+@pytest.fixture
+def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this machine have no control groups, as in many containers."""
+    monkeypatch.setattr(cgroups, "create", lambda limits: None)
+
+
+@pytest.mark.usefixtures("_no_groups")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user has one uid to give")
+def test_without_control_groups_each_sandbox_is_a_user_of_its_own_and_its_fork_bomb_harms_no_other() -> None:
+    bomb = """
+        import os, pwd, time
+        print(os.getuid(), pwd.getpwuid(os.getuid()).pw_name, flush=True)
+        forks = 0
+        try:
+            while forks < 100:
+                if os.fork() == 0: time.sleep(60)
+                forks += 1
+        except OSError: pass
+        print(forks, flush=True)
+        time.sleep(60)
+        """
+    running = [launch(python(bomb, pids_by_rlimit=8, init=False), stdout=subprocess.PIPE) for _ in range(3)]
+    said = []
+    for process in running:
+        assert process.popen.stdout is not None and process.isolation.endswith("rlimits")
+        said.append([process.popen.stdout.readline().decode().split() for _ in range(2)])
+    for process in running:
+        process.kill_tree()
+        assert process.popen.stdout is not None
+        process.popen.stdout.close()
+    users = {int(first[0]) for first, _ in said}
+    assert len(users) == 3 and all(map(uidpool.is_pooled, users))
+    assert [(first[1], last) for first, last in said] == [("sandbox", ["7"])] * 3
+    assert not users & uidpool._taken
+
+
+def test_sandboxes_leave_no_zombie_however_they_end() -> None:
+    """One under a lazy process 1 would count against its user's limit for ever."""
+    inner = []
+    for number in range(12):
+        init = number % 2 == 0
+        process = launch(python(_daemon(f"zombie-{os.getpid()}").format(0 if number < 6 else 60), init=init))
+        inner.append(process.inner_pid)
+        if number >= 6:
+            if number % 3 == 0:
+                process.popen.kill()  # the outer process first, which is the wrong way round
+            process.kill_tree()
+        else:
+            process.wait(20)
+    nothing_left_of(f"zombie-{os.getpid()}")
+    eventually(lambda: not [pid for pid in inner if Path(f"/proc/{pid}").exists()])
 
 
 def test_sweep_ends_what_a_killed_launcher_left_and_spares_the_living() -> None:

@@ -55,6 +55,7 @@ def test_without_a_control_group_resource_limits_stand_in() -> None:
     assert inner_argv(spec, "userns", None) == ["/usr/bin/prlimit", "--nproc=16", "--", "/usr/bin/env"]
     many = dataclasses.replace(spec, pids_by_rlimit=4096)  # more than what is set outside can't be had inside
     assert inner_argv(many, "userns", None)[1] == "--nproc=512"
+    assert inner_argv(spec, "root", None)[:3] == ["/usr/bin/prlimit", "--nproc=16", "--"]
     assert "--as=200" in prlimit(spec, None) and any(limit.startswith("--nproc=") for limit in prlimit(spec, None))
     assert not any(limit.startswith(("--as=", "--nproc=")) for limit in prlimit(spec, Cgroup("x", 2, {})))
 

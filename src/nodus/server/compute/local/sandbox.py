@@ -7,7 +7,7 @@ the paths named in its :class:`SandboxSpec` and nothing else, no capabilities, n
 and limits by control groups (or resource limits where there are none). The command runs as a uid that owns nothing.
 
 * As root, bubblewrap makes no user namespace and ``setpriv`` drops to the sandbox's uid inside it; so an interpreter
-  below a 0700 home still works, because root binds it.
+  below a 0700 home still works, because root binds it. Without control groups, graders get a uid each, see ``uidpool``.
 * As another user, a user namespace maps the user to the sandbox's uid.
 
 Life of a sandbox::
@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from nodus.server.compute.local import cgroups, seccomp
+from nodus.server.compute.local import cgroups, seccomp, uidpool
 from nodus.server.compute.local.mounts import Mount, system_mounts
 from nodus.server.compute.local.sandboxspec import (
     MIB,
@@ -149,6 +149,7 @@ class SandboxProcess:
     started_at: float
     _inner_fd: int | None = None
     _group: cgroups.Cgroup | None = None
+    _own_uid: int | None = None
     _usage: Usage | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -264,6 +265,9 @@ class SandboxProcess:
             if self._group is not None:
                 self._group.remove()
                 self._group = None
+            if self._own_uid is not None:
+                uidpool.give_back(self._own_uid)
+                self._own_uid = None
 
 
 def launch(
@@ -294,6 +298,9 @@ def launch(
     """
     mode = mode or current_mode()
     group = cgroups.create(cgroups.Limits(spec.memory_bytes, spec.pids, spec.cpu, spec.oom_group))
+    own_uid = uidpool.take() if mode == "root" and group is None and spec.pids_by_rlimit is not None else None
+    if own_uid is not None:
+        spec = uidpool.as_user(spec, own_uid)
     joins = [str(path) for path in group.procs_files()] if group else []
     prefix = ["/bin/sh", "-c", _JOIN, "nodus-sandbox", *joins, "--", f"{spec.umask:03o}", *prlimit(spec, group)]
     streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
@@ -306,13 +313,16 @@ def launch(
     except BaseException:
         if group:
             group.remove()
+        if own_uid is not None:
+            uidpool.give_back(own_uid)
         raise
     inner_fd = None
     if mode != "unsafe":
         with contextlib.suppress(ProcessLookupError):
             inner_fd = os.pidfd_open(inner_pid)
     name = isolation_name(mode, group)
-    return SandboxProcess(popen, inner_pid, name, spec.argv, mode, spec.init, time.monotonic(), inner_fd, group)
+    started = time.monotonic()
+    return SandboxProcess(popen, inner_pid, name, spec.argv, mode, spec.init, started, inner_fd, group, own_uid)
 
 
 def _spawn(

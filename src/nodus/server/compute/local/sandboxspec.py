@@ -47,7 +47,8 @@ class SandboxSpec:
             watch a descriptor of its launcher's.
         memory_bytes: Limit over all processes of the sandbox.
         pids: Limit of processes and threads.
-        pids_by_rlimit: The same where there is no control group, and memory is bounded for each process only.
+        pids_by_rlimit: The same where there is no control group, and memory is bounded for each process only. As root,
+            the sandbox then runs as a user of its own, of ``uidpool``: it writes to no directory of the host's.
         cpu: CPUs, such as 2.0.
         oom_group: Out of memory ends the whole sandbox instead of its largest process (version 2 groups).
         address_space_bytes: Limit of one process's address space.
@@ -124,7 +125,10 @@ def inner_argv(spec: SandboxSpec, mode: Mode, group: cgroups.Cgroup | None) -> l
             return list(spec.argv)
         # Not over the limit that `prlimit` set for all of the user's: nothing may raise it again.
         return ["/usr/bin/prlimit", f"--nproc={min(processes, _PROCESS_HEADROOM)}", "--", *spec.argv]
-    drop = ["/usr/bin/setpriv", "--reuid", str(spec.uid), "--regid", str(spec.uid), "--clear-groups"]
+    limited: list[str] = []
+    if group is None and spec.pids_by_rlimit is not None:
+        limited = ["/usr/bin/prlimit", f"--nproc={spec.pids_by_rlimit}", "--"]  # of a user that nobody else is
+    drop = [*limited, "/usr/bin/setpriv", "--reuid", str(spec.uid), "--regid", str(spec.uid), "--clear-groups"]
     return [*drop, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--", *spec.argv]
 
 
