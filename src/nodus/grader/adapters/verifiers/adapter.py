@@ -37,7 +37,7 @@ class Verifiers:
         self._environment = environment
         self._members = list(rows.members_of(environment).values()) or [environment]
         self.episodes = any(_has_turns(member) for member in self._members)
-        limits = [getattr(member, "max_turns", -1) for member in self._members]
+        limits = [member.max_turns if _has_turns(member) else 1 for member in self._members]
         self.max_turns = max(limits) if all(isinstance(limit, int) and limit > 0 for limit in limits) else None
         self._splits: dict[str, list[Row]] | None = None
         rollouts.install(environment)
@@ -71,7 +71,7 @@ class Verifiers:
             # the model's last turn: an episode that reached its limit ends there, without the environment's answer
             played = await rollouts.play(self._environment, row, turns, capped=True)
         reward = await rewards.score(self._environment, played, row.data)
-        return None if reward == 0 and self._unparsed(row, played.completion) else reward
+        return None if reward == 0 and (played.empty or self._unparsed(row, played.completion)) else reward
 
     def _unparsed(self, row: Row, completion: Any) -> bool:
         """Say whether the environment's own parser, if it has one that looks for an answer, finds none."""
@@ -117,7 +117,7 @@ def _prompt(prompt: Any) -> Any:
 
 def _has_turns(member: Any) -> bool:
     single = any(cls.__name__ == "SingleTurnEnv" for cls in type(member).__mro__)
-    return not single and getattr(member, "max_turns", -1) != 1
+    return not single and getattr(member, "max_turns", 1) != 1
 
 
 def _sets_prompt(member: Any) -> bool:

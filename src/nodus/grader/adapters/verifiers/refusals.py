@@ -100,7 +100,7 @@ class _Watch:
         if part not in _WATCHED and remote is None:
             return None
         specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
-        spec = next((found for found in specs if found is not None), None)
+        spec: Any = next((found for found in specs if found is not None), None)
         # 0.3.1 aliases its old names to verifiers.legacy, whose modules come by here themselves
         if spec is not None and hasattr(spec.loader, "exec_module") and "Alias" not in type(spec.loader).__name__:
             spec.loader.exec_module = _watched(spec.loader.exec_module, _WATCHED.get(part), remote)

@@ -122,7 +122,7 @@ async def score(environment: Any, played: Played, columns: dict[str, Any]) -> fl
     Raises:
         Exception: What a reward function raised, or the error that the environment noted of the episode.
     """
-    if isinstance(error := played.state.get("error"), BaseException):
+    if isinstance(error := played.state.get("error"), BaseException) and not played.empty:
         raise error
     _faults.clear()
     rubric = environment.rubric
@@ -135,7 +135,7 @@ async def score(environment: Any, played: Played, columns: dict[str, Any]) -> fl
         reward = played.state["reward"]
         if callable(cleanup := getattr(rubric, "cleanup", None)):
             await cleanup(played.state)
-    if _faults:
+    if _faults and not played.empty:  # an empty turn leaves less than functions count on; that is the model's doing
         raise _faults[0]
     return float(reward)
 

@@ -49,11 +49,13 @@ class Played(NamedTuple):
         completion: The messages after the prompt, as the library has them.
         state: Its state.
         asks: The messages of the request that there was no turn for; None when the episode has ended.
+        empty: Whether an empty turn ended it: what clients of newer versions make an error of the rollout.
     """
 
     completion: Any
     state: Any
     asks: list[Any] | None
+    empty: bool = False
 
 
 class _Script:
@@ -62,11 +64,12 @@ class _Script:
     turns: Sequence[str] = ()
     used = 0
     tools = False
+    empty = False
 
 
 def install(environment: Any) -> None:
     """Answer for the model in every environment of this process."""
-    base = next(cls for cls in type(environment).__mro__ if cls.__name__ == "Environment")
+    base: Any = next(cls for cls in type(environment).__mro__ if cls.__name__ == "Environment")
     base.get_model_response = _recorded_turn
 
 
@@ -78,7 +81,11 @@ async def _recorded_turn(_: Any, *args: Any, **kwargs: Any) -> Any:
         raise NeedReply(list(messages))
     _Script.used += 1
     text = _Script.turns[_Script.used - 1]
-    return _response(text, calls_in(text) if _Script.tools else [], _Script.used)
+    calls = calls_in(text) if _Script.tools else []
+    if not text and _has_own_types():
+        _Script.empty = True
+        raise importlib.import_module("verifiers.errors").EmptyModelResponseError("the model's turn is empty")
+    return _response(text, calls, _Script.used)
 
 
 async def play(environment: Any, row: Row, turns: Sequence[str], *, capped: bool = False) -> Played:
@@ -91,7 +98,7 @@ async def play(environment: Any, row: Row, turns: Sequence[str], *, capped: bool
         capped: Whether the episode ends with the last of them, as one does that has reached the environment's own
             ``max_turns``. Otherwise the environment decides.
     """
-    _Script.turns, _Script.used = turns, 0
+    _Script.turns, _Script.used, _Script.empty = turns, 0, False
     _Script.tools = bool(rows.tools_of(environment, row.data))
     seed_everything(row.seed)
     member = rows.member_of(environment, row.data)
@@ -118,7 +125,7 @@ def seed_everything(seed: int) -> None:
 async def _rollout(environment: Any, data: dict[str, Any]) -> Played:
     if takes(environment.rollout, "input"):
         state = await environment.rollout(_input(data), client(), MODEL, {})
-        return Played(state.get("completion"), state, None)
+        return Played(state.get("completion"), state, None, _Script.empty)
     # before 0.1.8: each column by itself
     info = rows.info_of(data)
     if tools := getattr(environment, "oai_tools", None):
@@ -191,12 +198,17 @@ def _abandoned(need: NeedReply) -> tuple[Any, Any]:
     return state, rendered if rendered else completion
 
 
+def _has_own_types() -> bool:
+    """Say whether the version has types of its own for what a model answers, and not those of the OpenAI client."""
+    return hasattr(importlib.import_module("verifiers.types"), "ResponseMessage")
+
+
 def _response(text: str, calls: list[Call], turn: int) -> Any:
     """Return a reply as a client of the installed version would."""
     types = importlib.import_module("verifiers.types")
     named = [(f"call_{turn}_{number}", call.name, json.dumps(call.arguments)) for number, call in enumerate(calls)]
     finish = "tool_calls" if calls else "stop"
-    if hasattr(types, "ResponseMessage"):
+    if _has_own_types():
         made = [types.ToolCall(id=key, name=name, arguments=arguments) for key, name, arguments in named]
         message = types.ResponseMessage(
             content=text, tool_calls=made or None, finish_reason=finish, is_truncated=False, tokens=None

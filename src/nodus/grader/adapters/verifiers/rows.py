@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from nodus.grader.adapters.base import Message, Refused
+from nodus.grader.adapters.base import Message, Refused, held_out
 
-HELD_OUT_EVERY = 5
+_TEST_SEEDS = 1 << 30
+"""Where the seeds of held-out rows begin: an environment that draws its tasks must not draw those of train again."""
 Rows = list[dict[str, Any]]
 
 
@@ -43,7 +44,7 @@ def splits(environment: Any) -> dict[str, list[Row]]:
             ]
             parts.append(_split(*own))
         train, test = [row for part in parts for row in part[0]], [row for part in parts for row in part[1]]
-    return {"train": _numbered(train), "test": _numbered(test)}
+    return {"train": _numbered(train, 0), "test": _numbered(test, _TEST_SEEDS)}
 
 
 def members_of(environment: Any) -> dict[str, Any]:
@@ -127,12 +128,12 @@ def _split(train: Rows | None, test: Rows | None) -> tuple[Rows, Rows]:
     if train is not None and test is not None:
         return train, test
     rows = (train if train is not None else test) or []
-    held_out = [row for number, row in enumerate(rows) if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
-    return [row for number, row in enumerate(rows) if number % HELD_OUT_EVERY != HELD_OUT_EVERY - 1], held_out
+    apart = [row for number, row in enumerate(rows) if held_out(number)]
+    return [row for number, row in enumerate(rows) if not held_out(number)], apart
 
 
-def _numbered(rows: Rows) -> list[Row]:
-    return [Row(data, number) for number, data in enumerate(rows)]
+def _numbered(rows: Rows, first: int) -> list[Row]:
+    return [Row(data, first + number) for number, data in enumerate(rows)]
 
 
 def _has(environment: Any, table: str) -> bool:

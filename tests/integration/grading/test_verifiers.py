@@ -1,0 +1,234 @@
+"""Environments of ``verifiers``, with the real library, in real grading sandboxes.
+
+Plain runs have the newest version in the one environment that pip makes; the older ones go over its dependencies and
+run with the heavy tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodus.server.grading import Completion, GradingService, ResolvedEnvironment
+from nodus.server.grading.episodes import Episode
+from tests.integration.grading import library_grades
+from tests.integration.grading.ecosystems import environment_of
+from tests.integration.grading.episodes import episodes, text_of
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
+
+HUB = Path(__file__).with_name("hub")
+NEWEST = "0.3.1"
+VERSIONS = [NEWEST, *(pytest.param(v, marks=pytest.mark.heavy) for v in ("0.1.3.post0", "0.1.14"))]
+MODULES = {"reverse_text": 34, "word_guess": 33, "tool_test": 33}
+Make = Callable[..., ResolvedEnvironment]
+
+
+def packages(version: str) -> tuple[Path, ...]:
+    """Return what to search for a version of the library and all that it needs."""
+    newest = environment_of([f"verifiers=={NEWEST}"], pins="verifiers.txt")
+    if version == NEWEST:
+        return (newest,)
+    return environment_of([f"verifiers=={version}"], dependencies=False), newest
+
+
+@pytest.fixture
+def make(tmp_path: Path, environment_names: list[str]) -> Make:
+    """Return a function from a module of ``hub/``, or from source text, to an environment."""
+
+    def made(module: str = "written", version: str = NEWEST, source: str | None = None) -> ResolvedEnvironment:
+        name = f"hub-{os.urandom(4).hex()}"
+        environment_names.append(name)
+        directory = HUB
+        if source is not None:
+            directory = tmp_path / name
+            directory.mkdir()
+            (directory / f"{module}.py").write_text(source)
+        found = packages(version)
+        return ResolvedEnvironment(name, "1.0.0", f"sha256:{name}", module, directory, timeout_s=20.0, packages=found)
+
+    return made
+
+
+def run_python(program: str, version: str, said: Any, *arguments: str, path: tuple[str, ...] = ()) -> Any:
+    """Run a program with a version of the library, give it JSON and return the JSON on its last line."""
+    search = os.pathsep.join([*map(str, packages(version)), *path])
+    known = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-s", "-P", "-B", program, *arguments],
+        input=json.dumps(said), env={**known, "PYTHONPATH": search},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def library_rewards(module: str, version: str, asked: list[dict[str, Any]]) -> list[float]:
+    """Return what the library itself gives for episodes."""
+    return list(run_python(library_grades.__file__, version, asked, module, path=(str(HUB),)))
+
+
+async def listed(service: GradingService, environment: ResolvedEnvironment, split: str) -> list[Any]:
+    """Return a split's tasks in the environment's own order."""
+    shuffled = (await service.tasks(environment, split, 0)).tasks
+    order = list(range(len(shuffled)))
+    random.Random(0).shuffle(order)
+    return [task for _, task in sorted(zip(order, shuffled, strict=True), key=lambda pair: pair[0])]
+
+
+async def by_row(service: GradingService, environment: ResolvedEnvironment, module: str) -> dict[tuple[str, int], str]:
+    """Return task ids by table and row: all rows of two tables, or every fifth held out of one."""
+    train, test = [await listed(service, environment, split) for split in ("train", "test")]
+    if module == "word_guess":
+        return {
+            **{("dataset", n): task.task_id for n, task in enumerate(train)},
+            **{("eval_dataset", n): task.task_id for n, task in enumerate(test)},
+        }
+    numbers = range(len(train) + len(test))
+    apart = [n for n in numbers if n % 5 == 4]
+    rows = [n for n in numbers if n % 5 != 4]
+    return {
+        ("dataset", n): task.task_id for n, task in [*zip(rows, train, strict=True), *zip(apart, test, strict=True)]
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_hundred_episodes_get_the_librarys_own_rewards(version: str, service: GradingService, make: Make) -> None:
+    distinct: set[float] = set()
+    for module, count in MODULES.items():
+        environment = make(module, version)
+        ids = await by_row(service, environment, module)
+        asked = episodes(module, count)
+        items = [
+            Completion(ids[one["split"], one["row"]], n, turns=tuple(text_of(turn) for turn in one["turns"]))
+            for n, one in enumerate(asked)
+        ]
+        verdicts = await service.grade("job", environment, items, 1)
+        ours = [verdict.reward for verdict in verdicts]
+        theirs = library_rewards(module, version, asked)
+        assert ours == pytest.approx(theirs, abs=1e-12), [v.reason for v in verdicts if v.reward is None][:1]
+        distinct.update(theirs)
+    assert len(distinct) >= 12
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_tools_are_offered_called_and_answered(version: str, service: GradingService, make: Make) -> None:
+    environment = make("tool_test", version)
+    task = (await listed(service, environment, "test"))[0]
+    assert [tool["function"]["name"] for tool in task.tools] == ["count_chairs", "multiply"]
+    assert task.tools[1]["function"]["parameters"]["required"] == ["a", "b"]
+    assert "answer" not in json.dumps([task.prompt, task.metadata])
+    count = '{"name": "count_chairs", "arguments": {"room": "cellar"}}'
+    product = '{"name": "multiply", "arguments": {"a": 2, "b": 4}}'
+    said = [
+        (f"Let me see.\n<tool_call>\n{count}\n</tool_call>",),
+        (f"I call {count} now",),
+        (f"<tool_call>{count}</tool_call><tool_call>{product}</tool_call>",),
+        ('<tool_call>{"name": "nope", "arguments": {}}</tool_call>',),
+        ('<tool_call>{"name": "multiply", "arguments": {"a": 2}}</tool_call>',),
+        ("<tool_call>{broken</tool_call>",),
+        (count, "eleven"),
+        ("{" * 5000,),
+    ]
+    replies = await service.step(
+        "job", environment, [Episode(task.task_id, n, turns) for n, turns in enumerate(said)], 1
+    )
+    assert not any(reply.error for reply in replies), replies
+    heard = [None if reply.messages is None else [m["content"] for m in reply.messages] for reply in replies]
+    assert heard[:4] == [["11"], ["11"], ["11", "8"], ["'nope'"]]
+    assert heard[4] is not None and "missing 1 required positional argument" in heard[4][0]
+    assert heard[5:] == [None, None, None]
+    roles = {message["role"] for reply in replies for message in reply.messages or ()}
+    assert roles == {"tool"}
+
+
+WRITTEN = """
+import verifiers as vf
+from datasets import Dataset
+
+TABLE = Dataset.from_list([{"question": f"{n}?", "answer": str(n), "info": {"hint": "hidden"}} for n in range(10)])
+
+def right(completion, answer, **kwargs):
+    return float(answer in str(completion))
+
+def load_environment(rubric=None, table=TABLE, **more):
+    return vf.SingleTurnEnv(dataset=table, rubric=rubric or vf.Rubric(funcs=[right]), **more)
+"""
+
+
+def changed(code: str) -> str:
+    """Return an environment whose ``load_environment`` is made of a body, with ``base`` the one that it replaces."""
+    return f"{WRITTEN}\nbase = load_environment\n\n{code}"
+
+
+REFUSED = {
+    "judge": ("def load_environment(): return base(vf.JudgeRubric())", "scored by another model (JudgeRubric)"),
+    "wrapped": (
+        "def load_environment():\n    try: return base(vf.RubricGroup([vf.Rubric(funcs=[right]), vf.JudgeRubric()]))\n"
+        "    except Exception as error: raise RuntimeError('no judge') from error",
+        "holds no credential for that model",
+    ),
+    "swallowed": (
+        "def load_environment():\n    try: return base(vf.JudgeRubric())\n    except Exception: return base()",
+        "scored by another model",
+    ),
+    "own_judge": (
+        "class Mine(vf.JudgeRubric):\n    def __init__(self): raise SystemExit('ran')\n"
+        "def load_environment(): return base(Mine())",
+        "scored by another model (JudgeRubric)",
+    ),
+    "mcp": ("def load_environment(): return vf.MCPEnv(mcp_servers=[], dataset=TABLE)", "an MCP server (MCPEnv)"),
+    "python": ("def load_environment(): return vf.PythonEnv(dataset=TABLE)", "remote sandbox (PythonEnv)"),
+    "sandbox": ("def load_environment(): return vf.SandboxEnv(dataset=TABLE)", "remote sandbox (SandboxEnv)"),
+    "own_sandbox": (
+        "def load_environment():\n    class Mine(vf.SandboxEnv): pass\n    return Mine(dataset=TABLE)",
+        "remote sandbox (SandboxEnv)",
+    ),
+    "browser": ("def load_environment(): return vf.BrowserEnv(dataset=TABLE)", "browser (BrowserEnv)"),
+    "agent": ("def load_environment(): return vf.CliAgentEnv('true', dataset=TABLE)", "an agent in a remote sandbox"),
+    "openenv": ("def load_environment(): return vf.OpenEnvEnv('x')", "return the OpenEnv environment itself"),
+    "group_reward": (
+        "def best(completions, **kwargs): return [1.0 for _ in completions]\n"
+        "def load_environment(): return base(vf.Rubric(funcs=[best]))",
+        "the reward best compares the replies of a group",
+    ),
+    "completion": (
+        "def load_environment():\n    import warnings; warnings.simplefilter('ignore')\n"
+        "    return base(message_type='completion')",
+        "message_type 'completion'",
+    ),
+    "hidden_client": (
+        "from openai import AsyncOpenAI\nclient = AsyncOpenAI()\n"
+        "async def ask(completion, **kwargs): return float(bool(await client.responses.create()))\n"
+        "def load_environment(): return base(vf.Rubric(funcs=[right, ask], weights=[1.0, 0.5]))",
+        "the reward ask asks another model (AsyncOpenAI)",
+    ),
+    "client_of_tool": (
+        "def load_environment():\n    from openai import OpenAI\n    client = OpenAI()\n"
+        "    def search(query: str) -> str:\n        'Search.'\n        return str(client)\n"
+        "    return vf.ToolEnv(dataset=TABLE, rubric=vf.Rubric(funcs=[right]), tools=[search])",
+        "the tool search calls another model (OpenAI)",
+    ),
+}  # fmt: skip
+NOT_IN = {"0.1.3.post0": {"mcp", "python", "sandbox", "own_sandbox", "browser", "agent", "openenv", "group_reward"}}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_cannot_be_graded_is_refused_before_it_runs(version: str) -> None:
+    wanted = {name: case for name, case in REFUSED.items() if name not in NOT_IN.get(version, ())}
+    cases = {name: changed(code) for name, (code, _) in wanted.items()} | {"good": WRITTEN}
+    cases["missing"] = "def load_environment():\n    import verifiers as vf\n    raise KeyError('WANDB_API_KEY')"
+    source = Path(library_grades.__file__).resolve().parents[3] / "src"
+    found = run_python(str(HUB / "refusals.py"), version, cases, path=(str(source),))
+    assert found.pop("good") == "loaded: 8 tasks"
+    assert found.pop("missing").startswith("failed: missing:load_environment() failed: KeyError")
+    wrong = {n: said for n, said in found.items() if not said.startswith("refused:") or wanted[n][1] not in said}
+    assert not wrong
