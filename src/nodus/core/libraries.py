@@ -15,5 +15,5 @@ GRADER_LIBRARIES: Mapping[str, str] = {
 }
 """Module to the distribution that brings it. ``nodus.grader.imports`` has the same list, for sandboxes."""
 
-GRADER_INSTALL = "scripts/setup, or pip install 'nodus-platform[environments]' && pip install --no-deps openenv==0.7.0"
+GRADER_INSTALL = "scripts/setup, or pip install 'nodus-platform[environments]' && pip install --no-deps openenv==0.10.0"
 """What brings them all to a server's installation."""
