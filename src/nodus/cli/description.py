@@ -87,6 +87,9 @@ def _environment(obj: JsonObject) -> Iterator[str]:
         ("Licenses", ", ".join(f"{key}: {value}" for key, value in (spec.get("licenses") or {}).items())),
         ("Digest", status.get("digest")),
         ("Image", status.get("image")),
+        ("Made with", status.get("ecosystem")),
+        ("Episodes", _episodes(status)),
+        ("Tools", "the model may call tools: its chat template must offer them" if status.get("tools") else None),
     ):
         if value:
             yield _line(label, value)
@@ -126,6 +129,13 @@ def _environment(obj: JsonObject) -> Iterator[str]:
                 for item in spec["examples"]
             ],
         )
+
+
+def _episodes(status: JsonObject) -> str | None:
+    if not status.get("episodes"):
+        return None
+    most = f" of at most {status['maxTurns']} turns" if status.get("maxTurns") else " of several turns"
+    return f"yes,{most}: set parameters.maxTurns of a TrainingJob"
 
 
 def _image(obj: JsonObject) -> Iterator[str]:

@@ -55,6 +55,18 @@ def test_environment() -> None:
         assert line in "\n".join(said), line
 
 
+def test_environment_with_episodes_and_tools() -> None:
+    status = {"ecosystem": "verifiers", "episodes": True, "maxTurns": 6, "tools": True}
+    said = "\n".join(lines_of({**ENVIRONMENT, "status": {**ENVIRONMENT["status"], **status}}))
+    for line in (
+        "Made with: verifiers",
+        "Episodes: yes, of at most 6 turns: set parameters.maxTurns of a TrainingJob",
+        "Tools: the model may call tools: its chat template must offer them",
+    ):
+        assert line in said
+    assert "Episodes" not in "\n".join(lines_of(ENVIRONMENT))
+
+
 def test_training_job() -> None:
     attempts = [
         {
