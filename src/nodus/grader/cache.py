@@ -2,15 +2,18 @@
 
 Libraries that read a cache want to lock it and to note that they were there. So the directories of the cache are made
 anew, in memory, and its files are links to the build's own, which are read-only. What a completion changes of it is
-undone after the completion: a change of a directory shows in its change time, which no program can set.
+undone after the completion: a change of a directory, or of a file that was written while the environment was loaded,
+shows in its change time, which no program can set.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 
 LOCKS = ".lock"
+_CLOCK_REALTIME_COARSE = 5
 
 
 class Mirror:
@@ -29,9 +32,9 @@ class Mirror:
 
     def keep(self) -> bool:
         """Undo what was changed since it was made or :meth:`settle` was called; False where that failed."""
-        if self._current() == self._seen:
-            return True
         try:
+            if self._current() == self._seen:
+                return True
             for entry in list(os.scandir(self._target)):
                 os.chmod(entry.path, 0o700) if entry.is_dir(follow_symlinks=False) else None
                 shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
@@ -43,6 +46,10 @@ class Mirror:
     def settle(self) -> None:
         """Take it as it is now for unchanged: loading the environment leaves locks and notes, which do no harm."""
         self._seen = self._current()
+        newest = max(self._seen.values(), default=0)
+        # The kernel's stamps go by this clock: a change within the same tick would have the same stamp.
+        while time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) <= newest:
+            time.sleep(0.0005)
 
     def _make(self) -> None:
         for directory, names, files in os.walk(self._source):
@@ -58,8 +65,16 @@ class Mirror:
 
     def _current(self) -> dict[str, int]:
         found = {}
-        for directory, _, _ in os.walk(self._target):
+        left = [self._target]
+        while left:
+            directory = left.pop()
             found[directory] = os.stat(directory).st_ctime_ns
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    elif not entry.is_symlink():
+                        found[entry.path] = entry.stat(follow_symlinks=False).st_ctime_ns
         return found
 
 
