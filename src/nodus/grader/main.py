@@ -48,9 +48,10 @@ def parser() -> argparse.ArgumentParser:
     tasks.add_argument("--seed", type=int, default=0, help="decides the order of the tasks, nothing else")
     tasks.add_argument("--answers", action="store_true", help="with the answers, for a grader inside Nodus")
     grade = commands.add_parser("grade", help="read completions, or turns, as JSON lines, print a verdict for each")
-    grade.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for one completion")
+    limit_s = float(os.environ.get("NODUS_GRADING_TIMEOUT") or DEFAULT_TIMEOUT_S)  # an image is given no options
+    grade.add_argument("--timeout", type=float, default=limit_s, help="seconds for one completion")
     step = commands.add_parser("step", help="read turns of episodes as JSON lines, print the environment's messages")
-    step.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for one step")
+    step.add_argument("--timeout", type=float, default=limit_s, help="seconds for one step")
     return root
 
 

@@ -92,6 +92,8 @@ def serve(
     tasks = environment.by_id()
     cache.settle()
     private_fds = (output.descriptor, output.requests, *([] if lifeline_fd is None else [lifeline_fd]))
+    if process.is_namespace_init():
+        process.adopt_orphans()
     process.hide_memory()  # a child cannot look into this process, which holds every answer
     os.dup2(0, 2)  # what rewards print goes nowhere; from here on only verdicts leave the process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):

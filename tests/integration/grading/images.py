@@ -28,9 +28,10 @@ from tests.interop._published import cache
 
 PROGRAMS = ("/bin/sh", "/bin/chmod", "/bin/mkdir", "/bin/grep", "/bin/cat")
 _LEFT_OUT = re.compile(
-    r"/(test|tests|__pycache__|idlelib|tkinter|ensurepip|lib2to3|turtledemo|pydoc_data|config-[^/]*)(/|$)"
-    r"|(site|dist)-packages"
+    r"/(test|tests|__pycache__|idlelib|tkinter|ensurepip|lib2to3|turtledemo|pydoc_data|distutils|config-[^/]*)(/|$)"
+    r"|(site|dist)-packages|/lib-dynload/(_ssl|_hashlib|_sqlite3|_tkinter|_?test|_x|_curses|readline|_g?dbm|nis|_codecs)"
 )
+"""What no runner needs; every test that builds an image packs it again."""
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -60,6 +61,8 @@ def python_layer() -> bytes:
     kept = cache() / "images" / f"python-{sys.version_info[0]}.{sys.version_info[1]}-{_fingerprint()}.tar.gz"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
+        for older in kept.parent.glob(f"{kept.name.rpartition('-')[0]}-*"):
+            older.unlink(missing_ok=True)
         draft = kept.with_suffix(f".{os.getpid()}")
         with gzip.open(draft, "wb", 1) as stream, tarfile.open(fileobj=stream, mode="w") as archive:
             _add_python(archive)
@@ -73,7 +76,7 @@ def _fingerprint() -> str:
 
 def _add_python(archive: tarfile.TarFile) -> None:
     program, library = os.path.realpath(sys.executable), sysconfig.get_path("stdlib")
-    modules = [str(path) for path in Path(library, "lib-dynload").glob("*.so")]
+    modules = [str(path) for path in Path(library, "lib-dynload").glob("*.so") if not _LEFT_OUT.search(str(path))]
     shared = {found for path in (program, *PROGRAMS, *modules) for found in _shared(path)}
 
     def chosen(info: tarfile.TarInfo) -> tarfile.TarInfo | None:

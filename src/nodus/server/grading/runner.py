@@ -9,10 +9,10 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nodus.server.compute.graders import GraderHost, GraderProcess, GraderSpec
+from nodus.server.compute.graders import GraderHost, GraderProcess, GraderRoot, GraderSpec
 from nodus.server.grading.environments import MIB, ResolvedEnvironment
 from nodus.server.grading.verdicts import storable
 
@@ -77,9 +77,16 @@ class Runners:
                 code=code,
                 packages=what.packages,
                 cache=what.cache,
-                root=what.root,
+                root=_told(what),
             )
         )
+
+
+def _told(what: ResolvedEnvironment) -> GraderRoot | None:
+    """Return the root of an image, whose program is told its limit: by the guide it is given no options."""
+    if what.root is None:
+        return None
+    return replace(what.root, env={**what.root.env, "NODUS_GRADING_TIMEOUT": f"{what.timeout_s:g}"})
 
 
 async def run_once(

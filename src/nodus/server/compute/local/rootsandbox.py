@@ -26,6 +26,7 @@ _DEFAULTS = {"PATH": DEFAULT_PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "USER": "n
 
 
 _FIXED = {
+    "NODUS_GRADING_SANDBOX": "1",  # Nodus's own runner then cleans up between completions
     "TMPDIR": "/tmp",
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
