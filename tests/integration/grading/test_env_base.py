@@ -102,7 +102,9 @@ def built(buildah: Buildah, registry: Registry, context: Path, tmp_path: Path) -
     recipe, store = ImageRecipe(LOOPBACK), BuildStore(tmp_path / "builds")
     order = Order("uid", "env-task-1.0.0", "task", "1.0.0", {"image": image})
     work = store.begin("uid")
-    build = store.finish(recipe.key(order), work, recipe.build(order, work, Report(recipe.steps, len, SystemClock())))
+    build = store.finish(
+        recipe.key(order), work, recipe.build(order, work, Report(recipe.steps, bytearray().extend, SystemClock()))
+    )
     return {"version": "1.0.0", "package": {"image": image}, "build": {"digest": build.digest}}
 
 
