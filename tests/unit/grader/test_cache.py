@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,23 +32,30 @@ def listed(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
+def _link_elsewhere(root: Path) -> None:
+    (root / "fonts").unlink()
+    (root / "fonts").symlink_to("/etc/hostname")
+
+
+def _write_unseen(root: Path) -> None:
+    (root / "note").write_text("nott")
+    os.utime(root / "note", (0, 0))
+
+
+CHANGES: dict[str, Callable[[Path], Any]] = {
     "a file more": lambda root: (root / "hub/more").write_text("x"),
     "a directory more": lambda root: (root / "hub/data/more").mkdir(),
-    "a link elsewhere": lambda root: [(root / "fonts").unlink(), (root / "fonts").symlink_to("/etc/hostname")],
+    "a link elsewhere": _link_elsewhere,
     "a file less": lambda root: (root / "hub/data/rows").unlink(),
     "a tree less": lambda root: shutil.rmtree(root / "hub"),
     "a note of another content": lambda root: (root / "note").write_text("forged"),
-    "a note of another content and the old times": lambda root: [
-        (root / "note").write_text("nott"),
-        os.utime(root / "note", (0, 0)),
-    ],
+    "a note of another content and the old times": _write_unseen,
     "a closed directory": lambda root: (root / "hub").chmod(0),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_was_changed_is_undone(change: Callable[[Path], object], mirror: Mirror, tmp_path: Path) -> None:
+def test_what_was_changed_is_undone(change: Callable[[Path], Any], mirror: Mirror, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     for _ in range(3):  # at once after it was made anew, too
         change(seen)

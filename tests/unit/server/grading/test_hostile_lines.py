@@ -14,9 +14,9 @@ from nodus.grader import verdicts as runner
 from nodus.grader.codebox.plain import NotPlain, loads
 from nodus.grader.codebox.server import _read_request
 from nodus.server.grading import Completion
-from nodus.server.grading.episodes import Episode, StepReply
+from nodus.server.grading.episodes import Episode
 from nodus.server.grading.manifests import Manifest
-from nodus.server.grading.verdicts import OUTCOMES, Evidence, Verdict, from_line
+from nodus.server.grading.verdicts import OUTCOMES, Evidence, from_line
 
 ITEM = Completion("t1", 3, "text")
 TEXT = st.text(st.characters(codec=None)) | st.sampled_from(["\ud800", "\x00", "x" * 5000, *OUTCOMES])
@@ -59,7 +59,7 @@ def test_line_is_a_verdict_that_can_be_kept_or_none(line: dict[str, Any]) -> Non
     verdict = from_line(ITEM, 7, Evidence(["python"], "box", 1.5, json.dumps(line).encode()))
     if verdict is None:
         return
-    assert isinstance(verdict, Verdict) and verdict.verdict in OUTCOMES
+    assert verdict.verdict in OUTCOMES
     assert (verdict.reward is None) == (verdict.verdict == "InfrastructureFailure")
     assert verdict.reward is None or math.isfinite(verdict.reward)
     assert storable([verdict.reason, verdict.reward, verdict.evidence])
@@ -71,7 +71,7 @@ def test_line_is_an_environments_answer_that_can_be_kept_or_none(line: dict[str,
     reply = Episode("t1", 3, ("one",)).read(7, Evidence(["python"], "box", 1.5, json.dumps(line).encode()))
     if reply is None:
         return
-    assert isinstance(reply, StepReply) and storable([reply.error, reply.evidence])
+    assert storable([reply.error, reply.evidence])
     assert reply.messages is None or reply.error is None
 
 
