@@ -133,24 +133,45 @@ def test_declared_sizes_are_checked(directory: MakeDirectory, capsys: pytest.Cap
     assert any("test has 4 tasks; the manifest declares" in check["found"] for check in report["checks"])
 
 
-def test_a_package_that_leaves_its_module_out_fails(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("file", "old", "new", "step", "words"),
+    [
+        ("pyproject.toml", 'py-modules = ["word_task"]', "py-modules = []", "install", "it brings no module"),
+        ("environment.yaml", "version: 1.0.0}", "version: 1.0.1}", "package", "names the package's version '1.0.1'"),
+        ("pyproject.toml", 'build-backend = "setuptools', 'build-backend = "nowhere', "wheel", "can't make a wheel"),
+    ],
+    ids=["no module", "two versions", "no backend"],
+)
+def test_a_package_that_cannot_be_built_fails_at_its_step(
+    file: str, old: str, new: str, step: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(capsys, "init", "word-task")
-    text = Path("word-task/pyproject.toml").read_text()
-    Path("word-task/pyproject.toml").write_text(text.replace('py-modules = ["word_task"]', "py-modules = []"))
+    text = Path("word-task", file).read_text()
+    assert old in text
+    Path("word-task", file).write_text(text.replace(old, new))
     code, report = report_of(capsys, "word-task")
-    assert code == 1 and "No module named 'word_task'" in json.dumps(report)
+    (check,) = report["checks"]
+    assert (code, check["state"], check["name"]) == (1, "FAIL", step)
+    assert words in check["found"]
+
+
+def test_a_package_has_its_dependencies_alone_as_on_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "init", "word-task")
+    module = Path("word-task/word_task.py")
+    module.write_text(f"import numpy\n{module.read_text()}")
+    code, report = report_of(capsys, "word-task")
+    assert code == 1 and "No module named 'numpy'" in json.dumps(report)
 
 
 def test_what_is_no_environment_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("empty").mkdir()
     for what, words in (
         ("./nowhere", "there is no nowhere"),
-        ("./empty", "has no module 'empty'"),
         ("/", "names no environment"),
+        ("somewhere-else", "can't be reached"),
         ("arithmetic@9.9.9", "the catalog has no arithmetic@9.9.9; it has arithmetic@2.0.0"),
     ):
-        code, _, err = run(capsys, "test", what)
-        assert code == 1 and words in err, (what, err)
+        code, out, err = run(capsys, "test", what)
+        assert code == 1 and words in out + err, (what, err)
 
 
 def test_the_catalog_is_checked_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from nodus.cli.groups import Group
 from nodus.cli.options import DATA_DIR, output_option
 
 if TYPE_CHECKING:
+    from nodus.cli.session import Session
     from nodus.server.envtools.subjects import Subject
 
 KINDS = ("functions", "episodes", "verifiers", "openenv", "reasoning-gym", "verl")
@@ -85,10 +87,14 @@ def test(ctx: click.Context, given: Options, what: str, data_dir: Path | None, o
 
     _needs_server_parts()
     from nodus.server.envtools import checking
+    from nodus.server.envtools.building import BuildFailed
 
     with tempfile.TemporaryDirectory(prefix="nodus-env-") as staging, Waiting(f"preparing {what}") as waiting:
-        subject = _subject(given, what, data_dir, Path(staging, "sources"))
-        report = asyncio.run(checking.run(subject, progress=waiting.say))
+        try:
+            subject = _subject(given, what, data_dir, Path(staging, "sources"), waiting.say)
+            report = asyncio.run(checking.run(subject, progress=waiting.say))
+        except BuildFailed as error:
+            report = checking.not_built(what, error)
     if output == "json":
         print(json.dumps(report.to_wire(), indent=2))
     else:
@@ -131,7 +137,7 @@ def audit(
 
     auditing.chosen(skip)
     with tempfile.TemporaryDirectory(prefix="nodus-env-") as staging, Steps(f"preparing {what}") as steps:
-        subject = _subject(given, what, data_dir, Path(staging, "sources"))
+        subject = _subject(given, what, data_dir, Path(staging, "sources"), lambda text: steps.at(text, 0, 1))
         found = asyncio.run(auditing.audit(subject, tasks=tasks, skip=skip, progress=steps.at))
     if output == "json":
         print(json.dumps(found.to_wire(), indent=2))
@@ -158,11 +164,13 @@ def _needs_server_parts() -> None:
         )
 
 
-def _subject(given: Options, what: str, data_dir: Path | None, staging: Path) -> Subject:
+def _subject(
+    given: Options, what: str, data_dir: Path | None, staging: Path, progress: Callable[[str], None]
+) -> Subject:
     from nodus.server.envtools import subjects
 
     if subjects.is_path(what):
-        return subjects.of_path(what, staging)
+        return subjects.of_path(what, staging, progress)
     name, _, version = what.removeprefix("nodus/").partition("@")
     if found := subjects.of_catalog(name, version or None, staging):
         return found
@@ -196,4 +204,17 @@ def _of_server(given: Options, what: str, data_dir: Path | None) -> Subject:
             fix="Run it on the server's machine (with --data-dir), or name the package's directory.",
         )
     where = f"project {session.project} of {session.connection.url}"
-    return subjects.of_server(obj["metadata"]["name"], obj["spec"], options.data_dir, where)
+    return subjects.of_server(obj["metadata"]["name"], _with_build(session, obj), options.data_dir, where)
+
+
+def _with_build(session: Session, obj: dict[str, Any]) -> dict[str, Any]:
+    """Return an Environment's spec with the digest of what its package was built into, as its Image has it."""
+    from nodus.client.kinds import find_kind
+    from nodus.core.kinds.image import image_name
+
+    spec: dict[str, Any] = obj["spec"]
+    kind = find_kind("image")
+    if kind is None or not (spec["package"].get("pip") or spec["package"].get("image")):
+        return spec
+    image = session.run(session.get(kind, image_name(obj["metadata"]["name"], spec["version"])))
+    return {**spec, "build": {"digest": (image.get("status") or {}).get("digest")}}

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nodus.server.grading.manifests import Task
+from nodus.server.grading.selfcheck import as_reply
 
 MIB = 1024 * 1024
 OUTPUT_MIB = 100
 LONG_REPLY_BYTES = MIB
 _FUNCTION = re.compile(r"\bdef\s+([A-Za-z_]\w*)\s*\(|\bfunction\s+`?([A-Za-z_]\w*)\s*\(")
+_ANSWER_NAMES = ("answer", "ground_truth", "expected", "target", "solution", "label", "gold")
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>")
 _PLANTED = ("reward.txt", "reward.json", "score.txt", "score.json", "result.json", "verdict.json", "results.xml")
 _PLANTED_AT = (".", "/tmp", "/logs/verifier", "/opt/environment", "/workspace")
@@ -79,6 +81,22 @@ def in_formats(task: Task, text: str) -> list[str]:
     """Return a text in the forms in which answers are usually asked for, and in those that the prompt names."""
     tags = dict.fromkeys([*_TAG.findall(prompt_text(task)), "answer"])
     return [*(f"<{tag}>{text}</{tag}>" for tag in tags), f"\\boxed{{{text}}}", f"#### {text}"]
+
+
+def right_replies(task: Task) -> list[str]:
+    """Return what may be right: the task's answer, or what it holds under the usual names, plain and in every form."""
+    found = [as_reply(task)] if task.answer is not None else []
+    found += dict.fromkeys(_named_answers(task.answer))
+    return list(dict.fromkeys(reply for text in found for reply in (text, *in_formats(task, text))))
+
+
+def _named_answers(value: object, depth: int = 3) -> Iterator[str]:
+    if not isinstance(value, dict) or not depth:
+        return
+    for name, inner in value.items():
+        if name in _ANSWER_NAMES and isinstance(inner, str | int | float):
+            yield str(inner)
+        yield from _named_answers(inner, depth - 1)
 
 
 def _format_only(task: Task) -> list[str]:
@@ -151,7 +169,7 @@ import sys
 
 
 def peek():
-    names = ("answer", "expected", "ground_truth", "solution", "target", "gold", "label")
+    names = ("answer", "ground_truth", "expected", "target", "solution", "label", "gold")
     frame = sys._getframe()
     while frame is not None:
         for name in names:

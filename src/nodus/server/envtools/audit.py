@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodus.core.errors import Invalid
-from nodus.server.envtools.attacks import ATTACKS, Attack, in_formats
+from nodus.server.envtools.attacks import ATTACKS, Attack, right_replies
 from nodus.server.envtools.local import grading
 from nodus.server.envtools.subjects import Subject
 from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.manifests import Manifest, Task
-from nodus.server.grading.selfcheck import as_reply, listed
+from nodus.server.grading.selfcheck import listed
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict
 
@@ -187,12 +187,7 @@ async def _held_out(service: GradingService, environment: ResolvedEnvironment) -
 
 async def _reference(player: _Player, tasks: Sequence[Task]) -> Played | None:
     """Play each task's own answer in the usual forms, and keep the best verdict of each task."""
-    replies = [
-        (task, form)
-        for task in tasks
-        if task.answer is not None
-        for form in (as_reply(task), *in_formats(task, as_reply(task)))
-    ]
+    replies = [(task, reply) for task in tasks for reply in right_replies(task)]
     if not replies:
         return None
     played = await player.replies("reference", "the tasks' own answers", replies)

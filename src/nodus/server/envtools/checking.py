@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from nodus.core.errors import NodusError
-from nodus.server.envtools.attacks import in_formats
+from nodus.server.envtools.attacks import right_replies
+from nodus.server.envtools.building import BuildFailed
 from nodus.server.envtools.local import grading
 from nodus.server.envtools.subjects import Subject
-from nodus.server.grading.environments import ResolvedEnvironment
+from nodus.server.grading.environments import EnvironmentLibrary, ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
-from nodus.server.grading.manifests import Task
-from nodus.server.grading.selfcheck import FIXED_TURNS, Checked, SelfCheckFailed, as_reply, check
+from nodus.server.grading.selfcheck import FIXED_TURNS, Checked, SelfCheckFailed, check
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict
 
@@ -134,6 +135,19 @@ async def run(subject: Subject, *, progress: Callable[[str], None] = lambda _: N
     return report
 
 
+def not_built(what: str, error: BuildFailed) -> Report:
+    """Return the report of a directory whose package can't be built.
+
+    Args:
+        what: Its path.
+        error: Why.
+    """
+    report = Report(Subject(Path(what).resolve().name, "unbuilt", {}, what, EnvironmentLibrary(Path(), Path)))
+    report.lines.append(Line("FAIL", error.step, f"{error.message}. {error.fix}" if error.fix else error.message))
+    report.trace = error.log
+    return report
+
+
 def _failed(report: Report, error: NodusError) -> None:
     step = error.step if isinstance(error, SelfCheckFailed) else "libraries"
     for name in STEPS[: STEPS.index(step)] if step in STEPS else ():
@@ -203,7 +217,7 @@ async def _grade(report: Report, service: GradingService, environment: ResolvedE
     """Grade the answers of a few tasks, in the usual forms, and an empty reply to each; twice."""
     manifest = next(m for split in ("test", "train") if (m := checked.manifests[split]).tasks)
     tasks = manifest.tasks[:_TASKS_GRADED]
-    asked = [(task, reply) for task in tasks for reply in _replies(task)]
+    asked = [(task, reply) for task in tasks for reply in (*right_replies(task), "")]
     items = [Completion(task.task_id, 0, reply) for task, reply in asked]
     verdicts = await service.grade(f"test-{secrets.token_hex(4)}", environment, [*items, *items], 2)
     first, second = verdicts[: len(items)], verdicts[len(items) :]
@@ -232,11 +246,6 @@ async def _play(report: Report, service: GradingService, environment: ResolvedEn
         report.episode.extend(dict(message) for message in reply.messages or ())
         if reply.messages is None:
             return
-
-
-def _replies(task: Task) -> Sequence[str]:
-    answer = [] if task.answer is None else [as_reply(task), *in_formats(task, as_reply(task))]
-    return [*answer, ""]
 
 
 def _judge(report: Report) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,13 @@ from typing import Any
 from nodus.core.errors import NotFound
 from nodus.server import catalogdata
 from nodus.server.catalog import OPTIONAL_DIRECTORY, read_catalog
-from nodus.server.envtools.building import Built, build, facts_of
+from nodus.server.envtools.building import copy_sources, facts_of, loader_of_sources, sources_digest
+from nodus.server.envtools.packages import build_package
+from nodus.server.grading.builds import BuildStore
 from nodus.server.grading.environments import EnvironmentLibrary
 from nodus.server.settings import Settings
+
+_PACKAGES_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +41,15 @@ class Subject:
 
 
 class _OneDirectory(EnvironmentLibrary):
-    """The library of files that no server has: whatever bundle is asked for, it is the directory that was built."""
+    """The library of sources that no server has: whatever bundle is asked for, it is this directory."""
 
-    def __init__(self, built: Built) -> None:
-        super().__init__(built.directory, Path)
-        self._built = built
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, Path)
+        self._directory = directory
 
     def unpack(self, blob: str) -> Path:
-        """Return the directory that was built."""
-        return self._built.directory
+        """Return the directory."""
+        return self._directory
 
 
 def is_path(what: str) -> bool:
@@ -57,12 +61,13 @@ def is_path(what: str) -> bool:
     return any(Path(what, name).is_file() for name in ("pyproject.toml", "environment.yaml"))
 
 
-def of_path(what: str, staging: Path) -> Subject:
-    """Return the environment of a directory or a file.
+def of_path(what: str, staging: Path, progress: Callable[[str], None] = lambda _: None) -> Subject:
+    """Return the environment of a directory or a file, its package built.
 
     Args:
         what: Its path.
         staging: An empty directory for what is made of it.
+        progress: Called with what is done next.
 
     Raises:
         BuildFailed: When it can't be built.
@@ -73,11 +78,20 @@ def of_path(what: str, staging: Path) -> Subject:
         facts = facts_of(place)
     except (ValueError, RuntimeError) as error:  # a NUL, half of a surrogate pair; ~ of a user that there is none of
         raise NotFound(f"{what!a} is no path: {error}") from None
-    built = build(place, facts, staging)
-    module = facts.loader.partition(":")[0]
-    package = {"source": {"blob": f"sha256:{built.digest}", "module": module}, "loader": facts.loader}
-    spec = {**facts.spec, "version": facts.version, "package": package}
-    return Subject(facts.name, facts.version, spec, str(what), _OneDirectory(built), built.how)
+    spec = {**facts.spec, "version": facts.version}
+    if facts.project is None:
+        loader = loader_of_sources(place, facts)
+        copy_sources(place, staging)
+        source = {"blob": f"sha256:{sources_digest(place)}", "module": loader.partition(":")[0]}
+        spec["package"] = {"source": source, "loader": loader}
+        return Subject(facts.name, facts.version, spec, what, _OneDirectory(staging), "the sources as they are")
+    build, store = build_package(place, facts, progress)
+    spec["package"] = {"pip": {"name": facts.project.get("name"), "version": facts.version}, "loader": facts.loader}
+    spec["build"] = {"digest": build.digest}
+    packages = ", ".join(f"{name} {version}" for name, version in list(build.packages.items())[:_PACKAGES_SHOWN])
+    more = f" and {len(build.packages) - _PACKAGES_SHOWN} more" if len(build.packages) > _PACKAGES_SHOWN else ""
+    how = f"built and installed by pip: {packages}{more}"
+    return Subject(facts.name, facts.version, spec, what, EnvironmentLibrary(staging, Path, store), how)
 
 
 def of_catalog(name: str, version: str | None, staging: Path) -> Subject | None:
@@ -119,11 +133,12 @@ def of_server(name: str, spec: Mapping[str, Any], data_dir: Path, where: str) ->
 
     Args:
         name: The object's name.
-        spec: Its spec, in wire form, at the version that is meant.
+        spec: Its spec, in wire form, at the version that is meant; with ``build.digest`` where its package is built.
         data_dir: The server's data directory.
         where: Where it is from, for the reader.
     """
     from nodus.server.store.blobs import BlobStore  # late: only here
 
-    library = EnvironmentLibrary(data_dir / "environments", BlobStore(data_dir / "blobs").path)
+    builds = BuildStore(data_dir / "builds")
+    library = EnvironmentLibrary(data_dir / "environments", BlobStore(data_dir / "blobs").path, builds)
     return Subject(name, str(spec["version"]), spec, where, library)
