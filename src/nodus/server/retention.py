@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodus.core.clock import SystemClock
 from nodus.core.errors import NodusError, NotFound, StoreError
+from nodus.server.grading.builds import BuildStore
 from nodus.server.settings import Settings, SettingsError
 from nodus.server.store import Store, sweeping
 from nodus.server.store.sweeping import DIGEST, Begun
@@ -34,6 +35,7 @@ MOST_AT_ONCE = 200_000
 """Blobs that are looked for at once, in one reading of everything that may name them."""
 _ROWS_AT_ONCE = 1000
 _LOOSE_AT_ONCE = 200
+_JUST_BUILT_S = 600.0
 
 
 class SweepRefused(NodusError):
@@ -51,7 +53,9 @@ class Swept:
     """Blobs of which no project has a row any more."""
     files: int = 0
     bytes: int = 0
-    """Of the files."""
+    """Of the files and builds."""
+    builds: int = 0
+    """What Environments' packages were built into, and no Image names."""
     busy: bool = False
     """Nothing was done: a backup, or another sweep, is going on."""
 
@@ -62,8 +66,9 @@ async def keep_swept(store: Store, settings: Settings, *, first_s: float = FIRST
     while True:
         try:
             done = await asyncio.to_thread(sweep, store, settings)
-            if done.revisions or done.files:
-                log.info("swept %d revisions and %d blobs of %d bytes", done.revisions, done.files, done.bytes)
+            if done.revisions or done.files or done.builds:
+                what = (done.revisions, done.files, done.builds, done.bytes)
+                log.info("swept %d revisions, %d blobs and %d builds of %d bytes", *what)
         except (NodusError, OSError) as error:
             log.warning("the disk could not be swept: %s", error)
         except Exception:
@@ -92,6 +97,7 @@ def sweep(store: Store, settings: Settings, *, keep_s: float | None = None) -> S
             _sweep_revisions(store, settings, done)
         _sweep_rows(store, settings.data_dir, keep_s, done)
         _sweep_files(store, keep_s, done)
+        _sweep_builds(store, BuildStore(settings.data_dir / "builds"), keep_s, done)
     return done
 
 
@@ -176,6 +182,14 @@ def _sweep_files(store: Store, keep_s: float, done: Swept) -> None:
         removed = store.write_sync(_remove_loose, store.blobs.discard, part, keep_s)
         done.files += len(removed)
         done.bytes += sum(removed)
+
+
+def _sweep_builds(store: Store, builds: BuildStore, keep_s: float, done: Swept) -> None:
+    """Remove builds that nothing names. One that was just made or used again may be named in a moment."""
+    candidates = set(builds.unused(max(keep_s, _JUST_BUILT_S)))
+    named = store.read_sync(sweeping.named, candidates)[0] if candidates else set()
+    done.builds += len(candidates - named)
+    done.bytes += builds.remove(candidates - named)
 
 
 def _remove_loose(

@@ -158,7 +158,7 @@ def restore(directory: Path, data_dir: Path | None) -> None:
     "--older-than", metavar="DURATION", default=None, help="Blobs not used for so long; at least 1h. [default: 168h]"
 )
 def sweep(data_dir: Path | None, older_than: str | None) -> None:
-    """Give disk space back now: old revisions of volumes, and blobs that nothing names any more.
+    """Give disk space back now: old revisions of volumes, and blobs and builds that nothing names any more.
 
     The server does so every hour by itself, by its settings retain_revisions and retain_blobs_days, and may go on
     meanwhile. What an object names stays, however old: delete runs and volumes that are not needed first.
@@ -180,7 +180,8 @@ def sweep(data_dir: Path | None, older_than: str | None) -> None:
         raise click.BadParameter(f"{older_than!r} is less than an hour", param_hint="--older-than")
     with Waiting("looking for what nothing names"):
         done = sweep_data_dir(_data_dir(data_dir), keep_s)
-    print(f"Removed {done.revisions} revisions and {done.files} blobs of {size_text(done.bytes)}B.")
+    what = [f"{done.revisions} revisions", f"{done.files} blobs", *([f"{done.builds} builds"] if done.builds else [])]
+    print(f"Removed {', '.join(what[:-1])} and {what[-1]} of {size_text(done.bytes)}B.")
 
 
 def _data_dir(given: Path | None) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
@@ -219,6 +221,10 @@ class EnvironmentStatus(Model):
     """Observed conditions (Verified)."""
 
 
+def _first_line(wire: Mapping[str, Any], now: datetime) -> str | None:
+    return str((wire.get("status") or {}).get("message") or "").partition("\n")[0] or None
+
+
 ENVIRONMENT = Kind(
     name="Environment",
     plural="environments",
@@ -236,6 +242,7 @@ ENVIRONMENT = Kind(
         PHASE,
         Column("Digest", "status.digest", wide=True, description="Digest of package and graders"),
         Column("Age", AGE.path, wide=True, description="Time since creation"),
+        Column("Message", _first_line, wide=True, description="Why it is in that phase"),
     ),
     phases={"Pending": ("Ready", "Failed"), "Ready": ("Pending", "Failed"), "Failed": ("Pending", "Ready")},
     selectable_fields=("status.phase", "spec.category", "spec.version"),

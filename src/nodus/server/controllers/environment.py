@@ -47,6 +47,7 @@ _CHECKED_FIELDS = ("version", "package", "graders", "requirements", "sandbox")
 _BUILT = ("pip", "image")
 """Packagings that are built into an Image first."""
 _WAIT_S = 2.0
+_TAIL_LINES = 20
 _FOUND = ("digest", "splits", "grader", "ecosystem", "episodes", "maxTurns", "tools")
 """What a check finds, as the status has it."""
 
@@ -197,11 +198,11 @@ def _unbuilt(ctx: Context, checked: str, now: datetime) -> Outcome | None:
         if obj.status.get("phase") == "Failed" and obj.status.get("checked") == checked:
             return NOTHING
         fix = str(image.status.get("fix") or "")
-        what = f"image {name}: {message}{f'. {fix}' if fix else ''}".rstrip(".")
-        tail = str(image.status.get("logTail") or "").strip()
+        what = f"image {name}: {message}{f'. {fix}' if fix else ''}"
+        tail = "\n".join(str(image.status.get("logTail") or "").strip().splitlines()[-_TAIL_LINES:])
         value = {"reason": image.status.get("reason")}
         where = f"All of it: nodus logs image/{name}"
-        return _failed(ActionResult("", "build", value, f"{what}.\n{tail}\n{where}"), checked, now, {"image": name})
+        return _failed(ActionResult("", "build", value, f"{what}\n{tail}\n{where}"), checked, now, {"image": name})
     return Outcome(status={**pending, "message": f"building image {name}: {message or 'waiting'}"})
 
 

@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -42,6 +42,9 @@ _PIP = ("/bin/sh", "-c", 'mkdir -p "$TMPDIR" && exec "$@"', "sh", "{python}", "-
 _QUIET = ("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar", "off", "--no-color")
 _RETRIES = ("--retries", "2", "--log", "/build/pip.log")
 _REPORT_BYTES = 64 * MIB
+_CONSTRAINTS_INSIDE = "/opt/pip/constraints.txt"
+_CONSTRAINTS = "verifiers<0.4\n"
+"""Packages of environments say which version they need at least, and later ones have dropped what they build on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class PipRecipe:
     Args:
         host: Runs commands of strangers.
         limits: Of time, disk and memory.
-        fetch: Puts the package's file into a directory and returns it, for a package that no index has; None to download.
+        fetch: Puts the package's file into a directory and returns it, instead of a download from an index.
     """
 
     steps: ClassVar[Sequence[str]] = ("download", "install", "load")
@@ -94,6 +97,7 @@ class PipRecipe:
         loader = job.loader()
         facts = job.load(loader)
         shutil.rmtree(work / "build", ignore_errors=True)
+        (work / "constraints.txt").unlink(missing_ok=True)
         report.say("hashing what was built")
         installed.drop_locks(work / "cache")
         content = {
@@ -120,6 +124,9 @@ class _Job:
         self._box = work / "build"
         for place in (self._box, work / "cache"):
             place.mkdir()
+        # Beside the directory that code of packages may write to: nothing of ours follows a link of theirs.
+        self._constraints = work / "constraints.txt"
+        self._constraints.write_text(_CONSTRAINTS, encoding="utf-8")
 
     def download(self) -> Path:
         """Fetch the package itself, from its own index alone; return its file."""
@@ -155,7 +162,12 @@ class _Job:
         self._report.step("install", f"{wheel.name} and its dependencies from the default index")
         arguments = ["install", "--target", "/build/site", "--no-compile", "--no-warn-conflicts"]
         arguments += ["--no-warn-script-location", "--report", "/build/report.json", f"/build/top/{wheel.name}"]
-        ended, said = self._pip(arguments, self._settings, self._limits.install_s)
+        given = self._settings.env.get("PIP_CONSTRAINT", "")
+        bounded = {**self._settings.env, "PIP_CONSTRAINT": f"{given} {_CONSTRAINTS_INSIDE}".strip()}
+        ended, said = self._pip(arguments, replace(self._settings, env=bounded), self._limits.install_s)
+        if ended.code != 0 and not ended.broke and pipfailures.is_conflict(said):
+            self._report.write("the package needs newer ones than Nodus prefers; once more without that preference\n")
+            ended, said = self._pip(arguments, self._settings, self._limits.install_s)
         if ended.code != 0 or ended.broke:
             raise pipfailures.of_install(wheel.name, ended, said)
         self._made("site").rename(self._work / "site")
@@ -217,7 +229,10 @@ class _Job:
             argv=(*_PIP, *arguments, *_QUIET, *_RETRIES), env=env, home="/build/tmp",
             hosts=settings.hosts, timeout_s=timeout_s,
             writable={"/build": self._box},
-            readable={"/opt/pip/pip": pip, **{str(path): path for path in settings.readable}},
+            readable={
+                "/opt/pip/pip": pip, _CONSTRAINTS_INSIDE: self._constraints,
+                **{str(path): path for path in settings.readable},
+            },
             disk_bytes=self._limits.disk_bytes, memory_bytes=2 * GIB,
         )  # fmt: skip
         ended, said = self._run(command)

@@ -30,6 +30,11 @@ def is_yanked(said: str) -> bool:
     return "is a yanked version" in said
 
 
+def is_conflict(said: str) -> bool:
+    """Tell whether no set of versions satisfies everything that was asked."""
+    return "conflicting dependencies" in said or "ResolutionImpossible" in said
+
+
 def of_download(name: str, version: str, where: str, ended: BuildEnded, said: str) -> BuildFailed:
     """Return why a package itself could not be downloaded."""
     wanted = f"{name}=={version}"
