@@ -14,7 +14,7 @@ from pathlib import Path
 from nodus.server.compute.graders import GraderRoot, GraderSpec
 from nodus.server.compute.local import cgroups, pythons, seccomp
 from nodus.server.compute.local.mounts import Mount, interpreter_mounts, system_mounts
-from nodus.server.compute.local.sandboxspec import MIB, SANDBOX_UID, Mode, SandboxSpec
+from nodus.server.compute.local.sandboxspec import MIB, SANDBOX_UID, Mode, SandboxSpec, counts_by_namespace
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ROOT = "/image"
@@ -49,6 +49,7 @@ def root_sandbox(spec: GraderSpec, root: GraderRoot, mode: Mode) -> SandboxSpec:
         OSError: The image's files are not there.
     """
     python = pythons.own()
+    by_namespace = mode == "userns" and cgroups.hierarchy() is None and counts_by_namespace()
     plan = {
         "root": _ROOT,
         "cwd": root.cwd,
@@ -57,7 +58,7 @@ def root_sandbox(spec: GraderSpec, root: GraderRoot, mode: Mode) -> SandboxSpec:
         "env": {**_DEFAULTS, **root.env, **_FIXED},
         "argv": [root.program, *spec.arguments],
         # as a plain user without control groups, processes are bounded inside the user namespace alone
-        "processes": _PROCESSES_BY_RLIMIT if mode == "userns" and cgroups.hierarchy() is None else None,
+        "processes": _PROCESSES_BY_RLIMIT if by_namespace else None,
     }
     script = str(Path(__file__).with_name("enterroot.py"))
     return SandboxSpec(

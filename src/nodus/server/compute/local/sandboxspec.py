@@ -121,7 +121,7 @@ def inner_argv(spec: SandboxSpec, mode: Mode, group: cgroups.Cgroup | None) -> l
         return list(spec.argv)
     if mode == "userns":
         processes = spec.pids_by_rlimit or spec.pids
-        if group is not None or processes is None or _kernel() < _COUNTS_BY_NAMESPACE:
+        if group is not None or processes is None or not counts_by_namespace():
             return list(spec.argv)
         # Not over the limit that `prlimit` set for all of the user's: nothing may raise it again.
         return ["/usr/bin/prlimit", f"--nproc={min(processes, _PROCESS_HEADROOM)}", "--", *spec.argv]
@@ -158,6 +158,11 @@ def _processes_of(uid: int) -> int:
             if entry.name.isdigit() and entry.stat().st_uid == uid:
                 count += len(os.listdir(entry / "task"))
     return count
+
+
+def counts_by_namespace() -> bool:
+    """Tell whether the kernel counts a user namespace's processes by themselves, so that they can be limited inside."""
+    return _kernel() >= _COUNTS_BY_NAMESPACE
 
 
 def _kernel() -> tuple[int, ...]:
