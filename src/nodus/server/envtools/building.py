@@ -39,6 +39,12 @@ class BuildFailed(NodusError):
         self.log = log
 
 
+class NoEnvironment(NodusError):
+    """What is there is no environment at all."""
+
+    reason, status = "Invalid", 422
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a directory says of itself.
@@ -64,7 +70,8 @@ def facts_of(place: Path) -> Facts:
     """Read what a directory, or a file of Python, says of itself.
 
     Raises:
-        BuildFailed: When it can't be told what its module is.
+        NoEnvironment: When it can't be told what its module is.
+        BuildFailed: When its files can't be read, or contradict each other.
         NotFound: When there is nothing.
     """
     if not place.exists():
@@ -79,7 +86,7 @@ def facts_of(place: Path) -> Facts:
     version = str(spec.get("version") or (project or {}).get("version") or "0.0.0")
     module = str((package.get("source") or {}).get("module") or re.sub(r"[-.]+", "_", str(distribution)))
     if not all(part.isidentifier() for part in module.split(".")):
-        raise BuildFailed(
+        raise NoEnvironment(
             f"{place} names no environment", fix=f"Give it a pyproject.toml, or an {MANIFEST}; `nodus env init` does."
         )
     if project is not None:
@@ -98,7 +105,7 @@ def _check_same(pip: Mapping[str, Any], project: Mapping[str, Any]) -> None:
 
 def _facts_of_file(place: Path) -> Facts:
     if place.suffix != ".py" or not place.stem.isidentifier():
-        raise BuildFailed(
+        raise NoEnvironment(
             f"{place} is no module of Python", fix="Name a directory with a package, or a file such as my_task.py."
         )
     return Facts(place.stem.replace("_", "-"), "0.0.0", {}, None, place.stem, None)
