@@ -6,6 +6,7 @@ Importing this module loads no torch; making a model does.
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 CHAT_TEMPLATE = (
@@ -26,6 +27,8 @@ def tiny_llama(
     chat: bool = True,
     tools: bool = False,
     vocabulary: str | None = None,
+    words: Sequence[str] = (),
+    positions: int = 512,
 ) -> Path:
     """Write a random Llama model with a character tokenizer and return its directory.
 
@@ -37,6 +40,8 @@ def tiny_llama(
         chat: Whether the tokenizer has a chat template.
         tools: Whether that template has a place for tools.
         vocabulary: The characters the tokenizer knows; letters, digits and some punctuation when None.
+        words: Texts that are one token each, such as a call of a tool, which a random model says now and then.
+        positions: Most tokens of prompt and replies together.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -44,6 +49,7 @@ def tiny_llama(
     tokenizer = character_tokenizer(chat=chat, vocabulary=vocabulary)
     if tools:
         tokenizer.chat_template = TOOLS_TEMPLATE
+    tokenizer.add_tokens(list(words))
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -52,7 +58,7 @@ def tiny_llama(
         num_hidden_layers=layers,
         num_attention_heads=hidden // 8,
         num_key_value_heads=max(hidden // 16, 1),
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
