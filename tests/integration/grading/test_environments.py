@@ -77,10 +77,11 @@ async def test_catalog_environment_lists_what_it_declares_and_grades(
 @pytest.mark.parametrize(
     ("source", "step", "message"),
     [
-        ("import missing_module", "tasks", "No module named 'missing_module'"),
+        ("import missing_module", "load", "No module named 'missing_module'"),
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): return str(c == a)", "grade", "returned str 'True'"),
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): return c[0] == a", "grade", "an empty reply"),
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): raise KeyError(c)", "grade", "its own answer"),
+        ("def tasks(s): raise OSError('disk')\ndef reward(c, a): return 1", "tasks", "OSError: disk"),
         ("def tasks(s): return []\ndef reward(c, a): return 1", "tasks", "are both empty"),
         (
             "import random\ndef tasks(s): return [(str(random.random()), 'a')]\ndef reward(c, a): return 1",
@@ -95,11 +96,11 @@ async def test_catalog_environment_lists_what_it_declares_and_grades(
         ),
         (
             "def tasks(s): return [('p', 'a')]\ndef reward(c, a): return 1\nimport socket; socket.socket()",
-            "tasks",
+            "load",
             "Addr",
         ),
     ],
-    ids=["import", "text reward", "empty reply", "raise", "no tasks", "random", "sizes", "network"],
+    ids=["import", "text reward", "empty reply", "raise", "no list", "no tasks", "random", "sizes", "network"],
 )
 async def test_environment_that_cannot_be_trusted_fails_its_check_with_the_step(
     source: str, step: str, message: str, service: GradingService, specify: Specify
@@ -184,7 +185,7 @@ async def test_environment_that_does_not_load_fails_with_step_and_traceback(worl
     name, spec = specify("import json\n\nvalue = json.loads('no json')\n")
     status = await world.settled(world.manager(), world.create(name, spec))
     assert (status["phase"], status["reason"]) == ("Failed", "EnvironmentBuildFailed")
-    assert "step 'tasks' failed" in status["message"]
+    assert "step 'load' failed" in status["message"]
     assert 'nodus_task.py", line 3' in status["message"] and "JSONDecodeError" in status["message"]
     ENVIRONMENT.status_model.model_validate(status)
 

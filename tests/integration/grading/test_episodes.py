@@ -158,9 +158,9 @@ async def test_check_plays_two_turns_and_says_what_the_environment_is(
     tool = {"type": "function", "function": {"name": "add"}}
     source = COUNTING.replace('"answer": n}', f'"answer": n, "tools": [{tool}]}}')
     found = await checked(service, specify(source))
-    assert found.facts == {"episodes": True, "ecosystem": "functions", "tools": True}
+    assert found.facts == {"episodes": True, "ecosystem": "functions", "tools": True, "shared": 0}
     single = await checked(service, specify("def tasks(s): return [(s, 'a')]\ndef reward(c, a): return 1\n"))
-    assert single.facts == {"episodes": False, "ecosystem": "functions", "tools": False}
+    assert single.facts == {"episodes": False, "ecosystem": "functions", "tools": False, "shared": 0}
     assert service.graders == 0
 
 

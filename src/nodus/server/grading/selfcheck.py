@@ -8,6 +8,7 @@ processes: what it says and pays must be equal, since every turn is played again
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,7 +87,9 @@ async def check(service: GradingService, name: str, spec: Mapping[str, Any], poo
         foreign = environment.root is not None
         grader = {} if foreign else grader_facts(await _libraries(service, environment), environment.python)
         facts = _facts(await _info(service, environment))
-        splits = {split: await _list_twice(service, environment, split) for split in SPLITS}
+        # at once, since an environment may take seconds to load in each process
+        manifests = await asyncio.gather(*(_list_twice(service, environment, split) for split in SPLITS))
+        splits = dict(zip(SPLITS, manifests, strict=True))
         task = _one_of(splits)
         await _grade_two(service, environment, task, pool_key)
         if facts["episodes"]:
@@ -102,7 +105,8 @@ async def _info(service: GradingService, environment: ResolvedEnvironment) -> di
     try:
         return await service.info(environment)
     except EnvironmentTasksFailed as error:
-        raise SelfCheckFailed("load", error.message, str(error.details.get("traceback", ""))) from error
+        step = "tasks" if ": tasks(" in error.message else "load"  # what it is also tells how many tasks there are
+        raise SelfCheckFailed(step, error.message, str(error.details.get("traceback", ""))) from error
 
 
 def _facts(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +139,7 @@ async def _libraries(service: GradingService, environment: ResolvedEnvironment) 
 
 async def _list_twice(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:
     first = await listed(service, environment, split)
-    second = await listed(service, environment, split)
+    second = await listed(service, environment, split, answers=first.has_answers)
     if len(first.tasks) != len(second.tasks):
         raise SelfCheckFailed(
             "tasks",
@@ -152,15 +156,23 @@ async def _list_twice(service: GradingService, environment: ResolvedEnvironment,
     return first
 
 
-async def listed(service: GradingService, environment: ResolvedEnvironment, split: str) -> Manifest:
+async def listed(
+    service: GradingService, environment: ResolvedEnvironment, split: str, *, answers: bool = True
+) -> Manifest:
     """Return a split's tasks, with their answers where those are JSON.
+
+    Args:
+        service: Runs it.
+        environment: Which.
+        split: ``train`` or ``test``.
+        answers: False where it is known that they aren't.
 
     Raises:
         SelfCheckFailed: When it can't list them.
     """
     try:
         try:
-            return await service.list_tasks(environment, split, _SEED, answers=True)
+            return await service.list_tasks(environment, split, _SEED, answers=answers)
         except EnvironmentTasksFailed as error:
             if "is not JSON" not in error.message or environment.exact_match is not None:
                 raise
