@@ -232,3 +232,100 @@ def test_what_cannot_be_graded_is_refused_before_it_runs(version: str) -> None:
     assert found.pop("missing").startswith("failed: missing:load_environment() failed: KeyError")
     wrong = {n: said for n, said in found.items() if not said.startswith("refused:") or wanted[n][1] not in said}
     assert not wrong
+
+
+FAULTY = """
+def strict(completion, answer, **kwargs):
+    text = str(completion[-1]["content"] if isinstance(completion[-1], dict) else completion[-1].content)
+    if text == "raise":
+        raise ZeroDivisionError("a fault of the reward")
+    return None if text == "none" else float("nan") if text == "nan" else float(text == answer)
+
+async def metric(completion, **kwargs):
+    raise KeyError("a metric is no reward")
+
+def load_environment():
+    return base(vf.Rubric(funcs=[strict, metric], weights=[1.0, 0.0]))
+"""
+
+
+async def test_fault_of_a_reward_is_never_a_reward_of_0(service: GradingService, make: Make) -> None:
+    environment = make(source=changed(FAULTY))
+    task = (await listed(service, environment, "test"))[0]
+    said = ["4", "5", "raise", "none", "nan", ""]
+    verdicts = await service.grade("job", environment, [Completion(task.task_id, n, t) for n, t in enumerate(said)], 1)
+    kinds = ["Correct", "Incorrect", *["InfrastructureFailure"] * 3, "InvalidOutput"]
+    assert [verdict.verdict for verdict in verdicts] == kinds, [verdict.reason for verdict in verdicts]
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, None, None, None, 0.0]
+    assert "ZeroDivisionError: a fault of the reward" in str(verdicts[2].reason)
+    assert "strict returned NoneType; expected a number" in str(verdicts[3].reason)
+    assert "hidden" not in json.dumps([task.prompt, task.metadata])
+
+
+async def test_example_of_the_docs_grades(service: GradingService, make: Make) -> None:
+    page = (Path(__file__).parents[3] / "docs/howto/environments/verifiers.md").read_text()
+    source = page.split("<<'END'\n")[1].split("END\n")[0]
+    environment = make("reverse_text", source=source)
+    tasks = await listed(service, environment, "test")
+    assert [task.prompt[0]["content"].split(".")[0] for task in tasks] == ["Reverse: silver", "Reverse: castle"]
+    said = ["<reversed>eltsac</reversed>", "<reversed>castle</reversed>", "eltsac"]
+    items = [Completion(tasks[-1].task_id, n, text) for n, text in enumerate(said)]
+    verdicts = await service.grade("job", environment, items, 1)
+    assert [verdict.verdict for verdict in verdicts] == ["Correct", "Incorrect", "InvalidOutput"]
+
+
+ALL_VERSIONS = ("0.1.3.post0", "0.1.14", NEWEST)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("version", ALL_VERSIONS)
+async def test_what_an_environment_draws_is_the_same_when_it_is_played_again(
+    version: str, service: GradingService, make: Make
+) -> None:
+    environment = make("ledger", version)
+    tasks = await listed(service, environment, "train") + await listed(service, environment, "test")
+    owners = [task.prompt[-1]["content"].removeprefix("Pay into the account of ").rstrip(".") for task in tasks]
+    assert len(set(owners)) > 1
+    call = '{"name": "deposit", "arguments": {"amount": 5, "owner": "thief"}}'
+    replies = await service.step("job", environment, [Episode(task.task_id, 0, (call,)) for task in tasks])
+    heard = [reply.messages[0]["content"] for reply in replies if reply.messages]
+    assert heard == [f"{owner} +5" for owner in owners]
+    items = [Completion(task.task_id, 0, turns=(call, "done")) for task in tasks]
+    assert {verdict.reward for verdict in await service.grade("job", environment, items)} == {1.0}
+    cut = await service.grade("job", environment, [Completion(task.task_id, 0, turns=(call,)) for task in tasks])
+    assert {verdict.reward for verdict in cut} == {0.0}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("version", ALL_VERSIONS)
+async def test_environments_of_a_group_keep_their_rows_and_rubrics(
+    version: str, service: GradingService, make: Make
+) -> None:
+    environment = make("group", version)
+    train, test = [await listed(service, environment, split) for split in ("train", "test")]
+    names = [[task.metadata["environment"] for task in split] for split in (train, test)]
+    assert [(split.count("reverse"), split.count("guess")) for split in names] == [(32, 8), (8, 2)]
+    reverse, guess = test[0], test[8]
+    text = reverse.prompt[-1]["content"]
+    items = [
+        Completion(reverse.task_id, 0, f"<reversed_text>{text[::-1]}</reversed_text>"),
+        Completion(guess.task_id, 0, turns=("<guess>dates</guess>", "<guess>plums</guess>")),
+        Completion(guess.task_id, 1, turns=("<guess>dates</guess>",)),
+    ]
+    verdicts = await service.grade("job", environment, items)
+    assert [verdict.reward for verdict in verdicts][:2] == pytest.approx([1.2, 0.85])
+    assert verdicts[2].reward is not None and verdicts[2].reward < 0.1
+    replies = await service.step("job", environment, [Episode(guess.task_id, 0, ("<guess>dates</guess>",))])
+    assert replies[0].messages and replies[0].messages[0]["content"].startswith("dates: ")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("version", ALL_VERSIONS)
+async def test_pool_of_processes_in_a_rubric_outlives_no_completion(
+    version: str, service: GradingService, make: Make
+) -> None:
+    environment = make("algebra", version)
+    task = (await listed(service, environment, "test"))[0]
+    said = ["\\boxed{1}", "\\boxed{\\frac{4}{4}}", "\\boxed{2}", "\\boxed{9^{9^{9^9}}}", "\\boxed{1.0}", "none"]
+    verdicts = await service.grade("job", environment, [Completion(task.task_id, n, t) for n, t in enumerate(said)], 1)
+    assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0], [v.reason for v in verdicts]
