@@ -286,3 +286,36 @@ def test_skyrl_environments_that_cannot_grade_here_are_refused_in_a_sentence(tmp
     assert len(said) == len(SKYRL_ROWS)
     for (_, _, expected), line in zip(SKYRL_ROWS, said, strict=True):
         assert expected in line
+
+
+@pytest.mark.heavy
+async def test_game_of_textarena_is_played(service: GradingService, make_environment: MakeEnvironment) -> None:
+    """Its constructor resets the game, whose history a later reset keeps: no episode sees another's."""
+    packages = (environment_of(["textarena==0.7.4"], pins="textarena.txt"), *openenv("0.10.0"))
+    environment = dataclasses.replace(make_environment((HERE / "mastermind.py").read_text()), packages=packages)
+    tasks = {t.metadata["seed"]: t for t in (await service.tasks(environment, "test", 0)).tasks}
+    assert sorted(tasks) == list(range(800, 805))
+    assert all(str(task.prompt).count("You are playing Mastermind") == 1 for task in tasks.values())
+    secret = "".join(map(str, _mastermind(packages, 800)))
+    right = f"[{' '.join(secret)}]"
+    turns: list[tuple[str, ...]] = [("[1 2 3 4]",), ("[1 2 3 4]", "no move"), ("[1 2 3 4]", right)]
+    ids = tasks[800].task_id
+    replies = await service.step("job", environment, [Episode(ids, n, t) for n, t in enumerate(turns)])
+    said = [reply.messages and reply.messages[0]["content"] for reply in replies]
+    assert str(said[0]).startswith("[GAME] Submitted [1 2 3 4]. Feedback: ") and "You are playing" not in str(said[0])
+    assert "invalid" in str(said[1]) and "Submitted" not in str(said[1]) and said[2] is None
+    verdicts = await service.grade("job", environment, [Completion(ids, n, turns=t) for n, t in enumerate(turns)])
+    assert [verdict.verdict for verdict in verdicts] == ["Incorrect", "Incorrect", "Correct"], verdicts
+
+
+def _mastermind(packages: Sequence[Path], seed: int) -> list[int]:
+    """Return the secret of a game, as the library makes it."""
+    code = (
+        "import json, sys, textarena; game = textarena.make('Mastermind-v0')\n"
+        "game.reset(num_players=1, seed=int(sys.argv[1])); print(json.dumps(game.state.game_state['secret_code']))"
+    )
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, packages))}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, str(seed)], env=env, capture_output=True, check=True, timeout=60
+    )
+    return [int(digit) for digit in json.loads(done.stdout.splitlines()[-1])]

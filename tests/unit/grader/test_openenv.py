@@ -349,6 +349,15 @@ def chat(*contents: str, **more: Any) -> Chat:
         (chat("Wrong."), chat("Play."), "Wrong."),
         (chat("Play.", prompt="Play."), chat("Play.", prompt="Play."), "Play."),
         (Chat(messages=[{"content": "As a dict."}]), None, "As a dict."),
+        # as TextArena's wrapper has it: one message that grows, and a prompt that becomes the game's name
+        (chat("\n[GAME] Play.", prompt="[GAME] Play."), None, "[GAME] Play."),
+        (
+            chat("\n[GAME] Play.\n[Player] guess\n[GAME] No.", prompt="Game-v0"),
+            chat("\n[GAME] Play.", prompt="[GAME] Play."),
+            "[GAME] No.",
+        ),
+        (chat("[GAME] Play.\n[Player] guess"), chat("[GAME] Play."), "[GAME] Play.\n[Player] guess"),
+        (chat("Play.", "No.", hint="New."), chat("Play.", hint="Old."), "New.\nNo."),
         (Chat(board=[[1, 2]]), None, '{"board": [[1, 2]], "hint": "", "messages": [], "prompt": ""}'),
     ],
 )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 _NOT_TOLD = ("done", "reward", "metadata")
+_ONCE = "prompt"
 
 
 def describe(observation: Any, before: Any = None, turn: str = "") -> str:
     """Return an observation as a message.
 
     Its text fields, a line each, and the texts of its lists of messages. Of those lists only what is new since the
-    observation before is told, without the model's own turn, and then no text field that has not changed. An
-    observation without any text is told as JSON. ``done``, ``reward`` and ``metadata`` are never told.
+    observation before is told, without the model's own turn; then no text field that has not changed is told again, and
+    no ``prompt``. An observation without text is told as JSON. ``done``, ``reward`` and ``metadata`` are never told.
 
     Args:
         observation: What ``reset`` or ``step`` returned.
@@ -26,15 +28,26 @@ def describe(observation: Any, before: Any = None, turn: str = "") -> str:
     heard = _heard(fields)
     if before is not None and heard:
         earlier = _fields(before)
-        known = _heard(earlier)
-        if heard[: len(known)] == known:
-            heard = heard[len(known) :]
-        heard = [text for text in heard if text.strip() != turn.strip()]
-        if heard:
-            texts = {name: text for name, text in texts.items() if earlier.get(name) != text}
+        if new := _new(heard, _heard(earlier), turn):
+            heard = new
+            texts = {name: text for name, text in texts.items() if name != _ONCE and earlier.get(name) != text}
     lines = list(texts.values())
-    lines += [text for text in heard if not any(text in line for line in lines)]
+    lines += [text for text in heard if not any(text.strip() in line for line in lines)]
     return "\n".join(lines) if lines else json.dumps(_plain(fields), sort_keys=True, default=str)
+
+
+def _new(heard: list[str], known: list[str], turn: str) -> list[str]:
+    """Return what of the messages was not heard before: those at the end, and what the last one was lengthened by."""
+    last = len(known) - 1
+    if heard[: last + 1] == known:
+        new = heard[last + 1 :]
+    elif len(heard) > last >= 0 and heard[:last] == known[:last] and heard[last].startswith(known[last]):
+        new = [heard[last][len(known[last]) :], *heard[last + 1 :]]
+    else:
+        new = heard
+    own = re.compile(r"\A\s*(\[[^\]\n]{1,40}\][ \t]*)?" + re.escape(turn.strip()) + r"[ \t]*(\n|\Z)")
+    told = [own.sub("", text, count=1) if turn.strip() else text for text in new]
+    return [text.strip("\n") for text in told if text.strip()]
 
 
 def _fields(observation: Any) -> dict[str, Any]:
