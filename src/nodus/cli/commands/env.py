@@ -186,21 +186,26 @@ def _of_server(given: Options, what: str, data_dir: Path | None) -> Subject:
     from nodus.server.envtools import subjects
     from nodus.server.lifecycle import StatusOptions
 
-    session = Session(given)
+    session, (name, _, version) = Session(given), what.partition("@")
     kind = find_kind("environment")
     assert kind is not None
     try:
-        obj: dict[str, Any] = session.run(session.get(kind, what))
+        obj: dict[str, Any] = session.run(session.get(kind, name))
     except NotFound as error:
         raise NotFound(
-            f"there is no environment {what!r} here, in the catalog, or in project {session.project}",
-            fix=error.fix or f"Name a directory, such as ./{what}.",
+            f"there is no environment {name!r} here, in the catalog, or in project {session.project}",
+            fix=error.fix or f"Name a directory, such as ./{name}.",
         ) from error
+    if version and version != obj["spec"]["version"]:
+        raise NotFound(
+            f"environment {name!r} is at version {obj['spec']['version']} now, not {version}",
+            fix="Apply the version that is meant, or name its package's directory.",
+        )
     options = StatusOptions() if data_dir is None else StatusOptions(data_dir=data_dir.expanduser().absolute())
     info = datadir.read_info(options.data_dir)
     if info is None or info.url.rstrip("/") != session.connection.url:
         raise Unsupported(
-            f"environment {what!r} is on {session.connection.url}, whose files are not in {options.data_dir}",
+            f"environment {name!r} is on {session.connection.url}, whose files are not in {options.data_dir}",
             fix="Run it on the server's machine (with --data-dir), or name the package's directory.",
         )
     where = f"project {session.project} of {session.connection.url}"
