@@ -209,13 +209,14 @@ class _Packer:
             name: The reward's own.
         """
         self._names.add(name)
+        running = set(self._names)
         again = True
         while again:
             again = False
             for source in list(self._taken):
                 names = self._names | source.imported_with(self._names)
                 for statement in source.statements:
-                    if statement in self._taken[source] or not changes(statement, source) & names:
+                    if statement in self._taken[source] or not changes(statement, source, running) & names:
                         continue
                     self.take(source, statement)
                     again = True

@@ -7,7 +7,7 @@ function sets a global, ``@scorer`` where that one files what it decorates, a cl
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from nodus.recipes.sources import Definition, Source, is_main_block
 
@@ -18,12 +18,13 @@ _SETS_UP = frozenset(
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def changes(statement: ast.stmt, source: Source) -> set[str]:
+def changes(statement: ast.stmt, source: Source, running: Collection[str] = ()) -> set[str]:
     """Return the names whose objects a top-level statement changes when it runs.
 
     Args:
         statement: A top-level statement of the source.
         source: Where the functions and classes stand that the statement calls.
+        running: Functions that run with every reward: what calling one leaves, such as a cache, is not needed.
     """
     if isinstance(statement, ast.Import | ast.ImportFrom) or is_main_block(statement):
         return set()
@@ -36,7 +37,7 @@ def changes(statement: ast.stmt, source: Source) -> set[str]:
                 found |= _called(base, source, "__init_subclass__", set())
     else:
         for node in _run_by(statement):
-            found |= _changed_by(node, source, set())
+            found |= _changed_by(node, source, set(running))
     return found - {""}
 
 

@@ -345,6 +345,26 @@ def test_what_it_does_not_use_stays_at_home(load: Load) -> None:
     assert [name for name in ("json", "deque", "KEY", "WORDS", "tasks", "other") if name in text] == []
 
 
+def test_calls_that_only_try_the_reward_stay_at_home(load: Load) -> None:
+    module = load("""
+        CACHE = {}
+        def normal(text):
+            CACHE[text] = CACHE.get(text) or text.lower()
+            return CACHE[text]
+        def reward(completion, answer):
+            return normal(completion) == answer
+        def experiment(samples):
+            return [reward(c, a) for c, a in samples]
+        assert reward("A", "a")
+        normal("B")
+        found = experiment([("A", "a")])
+        experiment([("A", "a")])
+    """)
+    text = package_reward(module.reward).text
+    assert [word for word in ("experiment", "assert", 'normal("B")') if word in text] == []
+    assert "CACHE = {}" in text
+
+
 def test_settings_of_the_library_go_along(load: Load) -> None:
     module = load("""
         import sys
