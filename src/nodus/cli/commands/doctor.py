@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -42,7 +43,7 @@ def command(ctx: click.Context, context: str | None, output: str | None) -> int:
       nodus doctor
     """
     check_format(output, ("json",))
-    checks = [_python(), *_isolation(), *_packages(), *_server(given_options(ctx, context, None))]
+    checks = [_python(), *_isolation(), *_packages(), *_programs(), *_server(given_options(ctx, context, None))]
     if output == "json":
         print(
             json.dumps(
@@ -115,6 +116,15 @@ def _packages() -> list[Check]:
             )
         )
     return checks
+
+
+def _programs() -> list[Check]:
+    """Look for what only some Environments need; a client needs none of it."""
+    if find_spec("sqlalchemy") is None or sys.platform != "linux":
+        return []
+    if shutil.which("skopeo"):
+        return [Check("images", True, "skopeo is installed: Environments may be images")]
+    return [Check("images", True, "no skopeo: Environments can't be images", "apt-get install skopeo")]
 
 
 def _server(options: Options) -> list[Check]:
