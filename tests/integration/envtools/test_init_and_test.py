@@ -54,6 +54,19 @@ def test_a_skeleton_passes_its_own_tests_and_the_check(kind: str, capsys: pytest
     assert not list(Path("word-task").rglob("*.egg-info")) and not Path("word-task/build").exists()
 
 
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["verifiers", "openenv", "reasoning-gym", "verl"])
+def test_skeletons_of_other_ecosystems_pass_with_their_own_libraries(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "init", "word-task", "--kind", kind)
+    code, report = report_of(capsys, "word-task")
+    assert code == 0 and report["ok"], report
+    assert {check["name"]: check["found"] for check in report["checks"]}["load"].startswith(kind)
+    assert not any((item["reward"] or 0) >= 1 for item in report["graded"] if item["reply"] == "nothing")
+
+
 def test_a_skeleton_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
@@ -136,7 +149,14 @@ def test_declared_sizes_are_checked(directory: MakeDirectory, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("file", "old", "new", "step", "words"),
     [
-        ("pyproject.toml", 'py-modules = ["word_task"]', "py-modules = []", "install", "it brings no module"),
+        pytest.param(
+            "pyproject.toml",
+            'py-modules = ["word_task"]',
+            "py-modules = []",
+            "install",
+            "it brings no module",
+            marks=pytest.mark.heavy,
+        ),
         ("environment.yaml", "version: 1.0.0}", "version: 1.0.1}", "package", "names the package's version '1.0.1'"),
         ("pyproject.toml", 'build-backend = "setuptools', 'build-backend = "nowhere', "wheel", "can't make a wheel"),
     ],
