@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from nodus.server.grading.builds.pip import Limits, PipRecipe
 from nodus.server.grading.selfcheck import check
 from nodus.server.grading.verdicts import Completion
 from tests.integration.grading.packageindex import TASKS, Index, sdist, wheel
+from tests.interop._published import cache, run
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(180)]
 
 DATASET = """
 import os, urllib.request
@@ -163,6 +165,7 @@ async def test_a_dependency_is_never_taken_from_the_packages_own_index(world: Wo
     assert not any("pkg" in path for path in world.default.asked)
 
 
+@pytest.mark.heavy
 async def test_what_is_missing_on_the_default_index_is_not_looked_up_elsewhere(world: World) -> None:
     world.own.add(wheel("pkg", "1.0.0", {"pkg.py": TASKS}, requires=["helper"]), wheel("helper", "1.0", {}))
     assert failed(await world.build(world.order())) == (
@@ -201,6 +204,7 @@ async def test_the_same_content_is_built_once_and_shared(world: World) -> None:
     assert finished(await world.build(world.order(uid="u3"))).digest == one.digest
 
 
+@pytest.mark.heavy
 async def test_unused_builds_are_swept_and_built_again(world: World) -> None:
     world.own.add(wheel("pkg", "1.0.0", {"pkg.py": TASKS}))
     build = finished(await world.build(world.order()))
@@ -251,6 +255,7 @@ open(os.path.join(os.environ["HOME"], "seen.json"), "w").write(json.dumps(seen))
 )
 
 
+@pytest.mark.heavy
 async def test_code_of_a_package_sees_nothing_of_the_host(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODUS_API_KEY", "not-for-builds")
     monkeypatch.setenv("HF_TOKEN", "not-for-builds")
@@ -267,20 +272,26 @@ async def test_code_of_a_package_sees_nothing_of_the_host(world: World, monkeypa
 HANG = "def build_wheel(*args):\n    pass\ndef prepare_metadata_for_build_wheel(*args):\n    while True: pass\n"
 
 
+REFUSALS = {
+    "version": ([("pkg", "2.0", {"pkg.py": TASKS})], {}, "download", "has no pkg==1.0.0; it has 2.0"),
+    "name": ([], {}, "download", "has no pkg, or no file of it for Python"),
+    "import": ([("pkg", "1.0.0", {"pkg.py": "raise ValueError('no')"})], {}, "load", "pkg failed: ValueError: no"),
+    "no environment": ([("pkg", "1.0.0", {"pkg.py": "x = 1"})], {}, "load", "module pkg has neither tasks"),
+    "modules": ([("pkg", "1.0.0", {"a.py": "", "b.py": ""})], {}, "install", "pkg has no module 'pkg': it brings a, b"),
+    "loader": ([("pkg", "1.0.0", {"pkg.py": TASKS})], {"loader": "pkg:absent"}, "load", "module pkg has neither"),
+    "traversal": ([("pkg", "1.0.0", {"../../../cache/evil.py": "x"})], {}, "install", "outside"),
+    "killed": ([("pkg", "1.0.0", {"pkg.py": "import os\nos.kill(os.getpid(), 9)"})], {}, "load", "exit code 137"),
+}  # fmt: skip
+ALWAYS = ("version", "traversal")
+
+
 @pytest.mark.parametrize(
     ("files", "order", "step", "message"),
     [
-        ([("pkg", "2.0", {"pkg.py": TASKS})], {}, "download", "has no pkg==1.0.0; it has 2.0"),
-        ([], {}, "download", "has no pkg, or no file of it for Python"),
-        ([("pkg", "1.0.0", {"pkg.py": "raise ValueError('no data')"})], {}, "load", "pkg failed: ValueError: no data"),
-        ([("pkg", "1.0.0", {"pkg.py": "x = 1"})], {}, "load", "module pkg has neither tasks"),
-        ([("pkg", "1.0.0", {"a.py": "", "b.py": ""})], {}, "install", "pkg has no module 'pkg': it brings a, b"),
-        ([("pkg", "1.0.0", {"pkg.py": TASKS})], {"loader": "pkg:absent"}, "load", "module pkg has neither"),
-        ([("pkg", "1.0.0", {"../../../cache/evil.py": "x"})], {}, "install", "outside"),
-        ([("pkg", "1.0.0", {"pkg.py": "import os\nos.kill(os.getpid(), 9)"})], {}, "load", "exit code 137"),
+        pytest.param(*case, id=name, marks=() if name in ALWAYS else pytest.mark.heavy)
+        for name, case in REFUSALS.items()
     ],
-    ids=["version", "name", "import", "no environment", "modules", "loader", "traversal", "killed"],
-)  # fmt: skip
+)
 async def test_refusals_name_the_step(
     world: World, files: list[tuple[str, str, dict[str, str]]], order: dict[str, Any], step: str, message: str
 ) -> None:
@@ -292,6 +303,7 @@ async def test_refusals_name_the_step(
     assert "== " + step in world.log()
 
 
+@pytest.mark.heavy
 async def test_wheels_of_another_python(world: World) -> None:
     world.own.add(wheel("pkg", "1.0.0", {"pkg.py": TASKS}, python=">=3.99"))
     assert "needs Python >=3.99" in failed(await world.build(world.order()))[1]
@@ -300,6 +312,7 @@ async def test_wheels_of_another_python(world: World) -> None:
     assert (step, "for cp39-cp39-manylinux_2_17_x86_64 alone" in message) == ("download", True)
 
 
+@pytest.mark.heavy
 async def test_yanked_and_refused(world: World) -> None:
     world.own.add(wheel("pkg", "1.0.0", {"pkg.py": TASKS}), yanked=True)
     assert "has yanked pkg==1.0.0" in failed(await world.build(world.order()))[1]
@@ -314,6 +327,7 @@ async def test_yanked_and_refused(world: World) -> None:
     assert state.failure.transient
 
 
+@pytest.mark.heavy
 async def test_limits_of_time_disk_and_output(make: Make) -> None:
     world = make(Limits(download_s=4, install_s=20, load_s=4, disk_bytes=40 << 20, memory_bytes=256 << 20))
     world.own.add(sdist("hang", "1.0.0", HANG))
@@ -345,3 +359,56 @@ async def test_a_stopped_build_leaves_nothing(world: World) -> None:
     await world.builds.stop(order.uid)
     assert world.builds.state(order.uid) is None
     assert list((world.store.root / "making").iterdir()) == []
+
+
+LIBRARY = """
+import os
+from datasets import load_dataset
+
+def load_environment():
+    rows = load_dataset("json", data_files=os.path.join(os.path.dirname(__file__), "rows.jsonl"), split="train")
+    assert rows.cache_files[0]["filename"].startswith("/cache/"), rows.cache_files
+    rows = rows.map(lambda row: {"answer": row["word"][::-1]})
+
+    class Words:
+        def tasks(self, split):
+            return [{"prompt": f"{split} {row['word']}", "answer": row["answer"]} for row in rows]
+
+        def reward(self, completion, answer):
+            return float(completion == answer)
+
+    return Words()
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+async def test_a_dataset_library_works_on_the_builds_copy(graders: LocalGraders, tmp_path: Path) -> None:
+    """Hugging Face's ``datasets`` locks and writes beside what it reads."""
+    wheels = cache() / "wheels-datasets-4.6.1"
+    if not (wheels / ".ready").exists():
+        run(sys.executable, "-m", "pip", "download", "--quiet", "-d", str(wheels), "datasets==4.6.1", "pyarrow")
+        (wheels / ".ready").touch()
+    settings = PipSettings({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}, readable=[wheels])
+    own = Index()
+    files = {"words_env/__init__.py": LIBRARY, "words_env/rows.jsonl": '{"word": "abc"}\n{"word": "xyz"}\n'}
+    own.add(wheel("words-env", "1.0.0", files, requires=["datasets>=3"]))
+    store = BuildStore(tmp_path / "builds")
+    builds = Builds(store, {"pip": PipRecipe(LocalBuilds(("127.0.0.1",), settings=lambda: settings))}, LogWriter)
+    pip = {"name": "words-env", "version": "1.0.0"}
+    builds.begin(Order("u", "env-w-1.0.0", "w", "1.0.0", {"pip": {**pip, "index": own.url}}))
+    await builds.wait("u", 500)
+    state = builds.state("u")
+    assert state is not None
+    build = finished(state)
+    assert (build.directory / "cache" / ".cache" / "huggingface" / "datasets" / "json").is_dir()
+    service = GradingService(
+        EnvironmentLibrary(tmp_path / "e", lambda blob: Path(blob), store), MemoryManifests(), graders, FakeClock()
+    )
+    found = await check(
+        service, "w", {"version": "1.0.0", "package": {"pip": pip}, "build": {"digest": build.digest}}, "c"
+    )
+    assert found.splits == {"train": 2, "test": 2}
+    await service.close()
+    await builds.close()
+    own.close()

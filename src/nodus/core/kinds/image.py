@@ -119,8 +119,8 @@ IMAGE = Kind(
     phases={
         "Pending": ("Building", "Ready", "Failed"),
         "Building": ("Pending", "Ready", "Failed"),
-        "Ready": ("Pending",),
-        "Failed": ("Pending",),
+        "Ready": ("Building",),
+        "Failed": (),
     },
     selectable_fields=("status.phase", "spec.environment"),
     example={

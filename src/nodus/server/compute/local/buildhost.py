@@ -49,6 +49,7 @@ class LocalBuilds:
     ) -> None:
         self._allowed = tuple(allowed)
         self._check = check
+        self._isolated = False
         self._settings = settings
 
     def python(self) -> str:
@@ -68,10 +69,7 @@ class LocalBuilds:
         self, command: BuildCommand, output: Callable[[bytes], None], stopping: threading.Event, scratch: Path
     ) -> BuildEnded:
         """Run a command to its end, within its limits."""
-        isolation = self._check()
-        if not isolation.ok:
-            fix = f"; to fix it: {isolation.fix}" if isolation.fix else ""
-            raise BuildNotStarted(f"this machine cannot isolate a build: {'; '.join(isolation.problems)}{fix}")
+        self._require_isolation()
         refused: dict[str, None] = {}
         door = scratch / "net.sock"
         egress = Egress(door, Guard(self._allowed), command.hosts, lambda why: refused.setdefault(why))
@@ -94,6 +92,16 @@ class LocalBuilds:
             egress.close()
             door.unlink(missing_ok=True)
         return BuildEnded(code, broke, tuple(refused))
+
+    def _require_isolation(self) -> None:
+        """Check once that this machine isolates, and again until it does: something may be installed."""
+        if self._isolated:
+            return
+        isolation = self._check()
+        if not isolation.ok:
+            fix = f"; to fix it: {isolation.fix}" if isolation.fix else ""
+            raise BuildNotStarted(f"this machine cannot isolate a build: {'; '.join(isolation.problems)}{fix}")
+        self._isolated = True
 
 
 class _Watch:
