@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from nodus.core.errors import EnvironmentTasksFailed
 from nodus.server.compute.local import pythons
 from nodus.server.compute.local.mounts import package_root
 from nodus.server.grading import Completion, GradingService, ResolvedEnvironment
@@ -319,3 +320,27 @@ def _mastermind(packages: Sequence[Path], seed: int) -> list[int]:
         [sys.executable, "-S", "-c", code, str(seed)], env=env, capture_output=True, check=True, timeout=60
     )
     return [int(digit) for digit in json.loads(done.stdout.splitlines()[-1])]
+
+
+async def test_file_that_the_build_fetched_is_read_without_network(
+    service: GradingService, make_environment: MakeEnvironment, tmp_path: Path
+) -> None:
+    """The hub's cache is what a build with a network leaves; graders read it, and refuse what is not in it."""
+    commit = "0123456789" * 4
+    kept = tmp_path / "cache" / ".cache" / "huggingface" / "hub" / "datasets--acme--sums"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(commit)
+    (kept / "snapshots" / commit).mkdir(parents=True)
+    (kept / "snapshots" / commit / "train.parquet").write_bytes(rows_file())
+    source = (HERE / "sums_of_verl.py").read_text()
+    for name, found in (("train", 40), ("test", None)):
+        fetched = source.replace('"rows.parquet"', f'"hf://datasets/acme/sums/{name}.parquet"')
+        environment = dataclasses.replace(make_environment(fetched), cache=tmp_path / "cache")
+        if found:
+            (task, *rest) = (await service.tasks(environment, "test", 0)).tasks
+            assert len(rest) == found // 5 - 1
+            (verdict,) = await service.grade("job", environment, [Completion(task.task_id, 0, "no idea")], 1)
+            assert verdict.reward == -1.0
+        else:
+            with pytest.raises(EnvironmentTasksFailed, match=r"sums/test.parquet is not among what was fetched when"):
+                await service.tasks(environment, "test", 0)
