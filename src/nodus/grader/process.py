@@ -15,6 +15,7 @@ _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _SANDBOX = "NODUS_GRADING_SANDBOX"
 """Set in the sandbox of an image, where process 1 is the sandbox's own reaper and the runner is process 2."""
 _LEFTOVERS_TIMEOUT_S = 0.2
+_WIPE_TIMEOUT_S = 0.5
 SCRATCH = ("/tmp", "/dev/shm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -84,27 +85,30 @@ def end_leftovers() -> bool:
 
 
 def wipe(directories: Sequence[str] = SCRATCH) -> bool:
-    """Empty the scratch directories; False when something could not be removed (then the worker must be replaced)."""
-    clean = True
-    for directory in directories:
-        try:
-            entries = list(os.scandir(directory))
-        except FileNotFoundError:
-            continue
-        for entry in entries:
-            clean = _remove(entry) and clean
-    return clean
+    """Empty the scratch directories; False when something could not be removed (then the worker must be replaced).
 
-
-def _remove(entry: os.DirEntry[str]) -> bool:
-    import shutil  # late: most completions leave nothing, and what a worker never loads its forks need not copy
-
+    What can't be removed within half a second is left: whoever filled them must not make others wait, and a new sandbox
+    is empty too.
+    """
+    deadline = time.monotonic() + _WIPE_TIMEOUT_S
     try:
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, stat.S_IRWXU)
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
+        return all(_empty(directory, deadline) for directory in directories if os.path.isdir(directory))
     except (OSError, RecursionError):
         return False
+
+
+def _empty(directory: str, deadline: float) -> bool:
+    """Remove all that is in a directory; False when time ran out."""
+    with os.scandir(directory) as entries:
+        found = list(entries)  # one descriptor at a time, however deep it goes
+    for entry in found:
+        if time.monotonic() > deadline:
+            return False
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+            continue
+        os.chmod(entry.path, stat.S_IRWXU)
+        if not _empty(entry.path, deadline):
+            return False
+        os.rmdir(entry.path)
     return True

@@ -126,7 +126,6 @@ ATTACKS: dict[str, Attack] = {
         """,
         "fault",
         "fault",
-        "MemoryError",
     ),
     "fills memory files": Attack(
         """
@@ -158,12 +157,25 @@ ATTACKS: dict[str, Attack] = {
             return 4 if fails(fill) else 0
         """
     ),
-    "makes 20,000 files": Attack(
+    "makes 5,000 files": Attack(
         """
         def f(x):
-            for n in range(20_000): os.close(os.open(f"/tmp/{n}", os.O_CREAT | os.O_WRONLY))
+            for n in range(5_000): os.close(os.open(f"/tmp/{n}", os.O_CREAT | os.O_WRONLY))
             return 4
         """
+    ),
+    "leaves more than can be removed in time": Attack(
+        """
+        def f(x):
+            end, n = time.monotonic() + 1.2, 0
+            while time.monotonic() < end:
+                try: os.makedirs(f"/tmp/{n // 50}/{n}/a/b")
+                except OSError: break
+                n += 1
+            return 5 if n else "nothing was made"
+        """,
+        "wrong",
+        "wrong",
     ),
     "locks memory": Attack(
         """

@@ -30,7 +30,7 @@ CODE_REWARD = f"""
 from nodus.grader.code import matches, note, run_code
 {_TASKS}
 def reward(completion, answer):
-    outcome = run_code(completion, "f", [[2]], timeout_s=1.5)
+    outcome = run_code(completion, "f", [[2]], timeout_s=2.5)
     if outcome.fault is not None:
         return 0.0
     [call] = outcome.calls
@@ -55,6 +55,7 @@ VERDICTS: Mapping[tuple[str, Expected], str] = {
     ("grader", "kept out"): "Correct",
     ("grader", "fault"): "InfrastructureFailure",
     ("grader", "forged"): "Correct",
+    ("grader", "wrong"): "Incorrect",
 }
 Played = dict[str, tuple[Verdict, Verdict]]
 
@@ -65,7 +66,7 @@ def _play(folder: Path, reward: str, attacks: Mapping[str, Attack]) -> Played:
     digest = hashlib.sha256(data).hexdigest()
     (folder / digest).write_bytes(data)
     package = {"source": {"blob": f"sha256:{digest}", "module": "nodus_task"}}
-    spec = {"version": "1.0.0", "package": package, "sandbox": {"timeout": "4s", "memory": "256Mi"}}
+    spec = {"version": "1.0.0", "package": package, "sandbox": {"timeout": "6s", "memory": "256Mi"}}
     texts = [text for attack in attacks.values() for text in (attack.text, UNCHANGED.text)]
 
     async def grade_all() -> list[Verdict]:
