@@ -74,7 +74,9 @@ async def test_episodes_are_played_to_their_end_and_graded_once(
     played: dict[str, list[str]] = {row["taskId"]: [] for row in rows}
     going_on = list(played)
     for guess in range(4):  # each task's number is found at a turn of its own
-        asked = [{"taskId": task, "sample": 0, "turns": [*played[task], str(guess)]} for task in going_on]
+        asked: list[dict[str, Any]] = [
+            {"taskId": task, "sample": 0, "turns": [*played[task], str(guess)]} for task in going_on
+        ]
         replies = await service.step(run, "run-1", "Training", 1, asked)
         played |= {episode["taskId"]: episode["turns"] for episode in asked}
         going_on = [reply["taskId"] for reply in replies if reply["messages"] is not None]
