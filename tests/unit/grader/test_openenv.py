@@ -131,6 +131,20 @@ def test_what_an_episode_leaves_reaches_no_other() -> None:
     assert [t.prompt for t in game.split("test")] == ["Seed 20.", "Seed 21.", "Seed 22."]
 
 
+class Late(Game):
+    """Says something else once it has played ten episodes."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **more: Any) -> Told:
+        self.played = vars(self).get("played", 0) + 1
+        super().reset(seed)
+        return Told(text=f"Seed {seed}." + " Again!" * (self.played > 10))
+
+
+def test_what_shows_only_after_many_episodes_reaches_no_prompt() -> None:
+    game = loaded(Late(train_seeds=range(30), test_seeds=[]))
+    assert [t.prompt for t in game.split("train")] == [f"Seed {seed}." for seed in range(30)]
+
+
 class Waiting(Game):
     async def reset(self, seed: int | None = None, **more: Any) -> Told:  # type: ignore[override]
         return super().reset(seed)

@@ -47,14 +47,9 @@ class OpenEnv:
     def tasks(self, split: str) -> Sequence[object]:
         """List a split's seeds, each with what the environment says first."""
         seeds = self._seeds[split]
-        prompts = apart("resetting the environment", lambda: [self._prompt(seed) for seed in seeds])
-        sample = range(0, len(seeds), max(1, len(seeds) // _SAMPLED))
-        if any(self._first_prompt(seeds[at]) != prompts[at] for at in sample):
-            # what a second reset of one object says depends on the first
-            prompts = [self._first_prompt(seed) for seed in seeds]
         return [
             Keyed(str(seed), prompt=prompt, answer=seed, metadata={"seed": seed})
-            for seed, prompt in zip(seeds, prompts, strict=True)
+            for seed, prompt in zip(seeds, self._prompts(seeds), strict=True)
         ]
 
     def grade(self, task: Task, turns: Sequence[str]) -> object:
@@ -122,6 +117,22 @@ class OpenEnv:
                 return [*record, f"{type(error).__name__}: {error}"]
             record.append([episode.said, reward, episode.done])
         return record
+
+    def _prompts(self, seeds: Sequence[int]) -> list[Any]:
+        """Return what each seed opens with; resets one object for all of them where each then says what it says alone.
+
+        The first two are tried before that: an object that keeps every episode would grow too large.
+        """
+        if self._in_turn(seeds[:2]) == [self._first_prompt(seed) for seed in seeds[:2]]:
+            prompts = self._in_turn(seeds)
+            sample = range(0, len(seeds), max(1, len(seeds) // _SAMPLED))
+            if all(self._first_prompt(seeds[at]) == prompts[at] for at in sample):
+                return prompts
+        return [self._first_prompt(seed) for seed in seeds]
+
+    def _in_turn(self, seeds: Sequence[int]) -> list[Any]:
+        said: list[Any] = apart("resetting the environment", lambda: [self._prompt(seed) for seed in seeds])
+        return said
 
     def _first_prompt(self, seed: int) -> Any:
         return apart(f"reset(seed={seed})", partial(self._prompt, seed))
