@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nodus.server.grading.oci.layers import Limits, RootDirectory
 from nodus.testing.eventually import eventually
 from tests.interop._published import cache
 
@@ -101,6 +102,26 @@ def _shared(path: str) -> list[str]:
     """The libraries that a program or a library loads."""
     done = subprocess.run(["ldd", path], capture_output=True, text=True, check=False)
     return re.findall(r"(/\S+\.so\S*)", done.stdout)
+
+
+def unpacked(place: Path, files: Mapping[str, str]) -> Path:
+    """Return a new directory below ``place`` with Python's files and these, programs all."""
+    for number, data in enumerate((python_layer(), layer(files))):
+        (place / f"layer{number}").write_bytes(data)
+    root = place / "root"
+    root.mkdir()
+    tree = RootDirectory(root, Limits())
+    for number in range(2):
+        tree.apply(place / f"layer{number}")
+    return root
+
+
+def on_env_base(module: str) -> dict[str, str]:
+    """Return the files that env-base's Dockerfile and one more line make: the runner, and a module ``task``."""
+    runner = Path(__file__).resolve().parents[3] / "src" / "nodus" / "grader"
+    files = {f"opt/nodus/nodus/grader/{path.relative_to(runner)}": path.read_text() for path in runner.rglob("*.py")}
+    wrapper = runner.parents[2] / "deploy" / "env-base" / "nodus-env"
+    return {**files, "usr/local/bin/nodus-env": wrapper.read_text(), "opt/environment/task.py": module}
 
 
 @dataclass

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from nodus.server.compute.graders import GraderRoot
 from nodus.server.grading import Completion, GradingService, ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
 from nodus.server.grading.verdicts import OUTCOMES
 from nodus.testing.models import tiny_llama
 from nodus.testing.trainer_run import TrainerRun
 from tests.integration.grading.conftest import MakeEnvironment
+from tests.integration.grading.images import on_env_base, unpacked
 from tests.integration.grading.test_adapters import ECOSYSTEMS, made
 from tests.integration.grading.test_verifiers import HUB, packages
 from tests.interop._published import Unreachable
@@ -56,6 +58,28 @@ def adapted(name: str) -> Make:
     return lambda make_environment, _: made(ECOSYSTEMS[name], make_environment)
 
 
+IMAGE = """
+def tasks(split):
+    return [{"prompt": f"{split}: say {n}", "answer": str(n)} for n in range(12)]
+
+def step(turns, answer):
+    return ("Again." if len(turns) < 2 else None), float(answer in turns[-1])
+"""
+
+
+def imaged(make_environment: MakeEnvironment, names: list[str]) -> ResolvedEnvironment:
+    """Return an environment of several turns in an image."""
+    bundled = make_environment(IMAGE).directory
+    assert bundled is not None
+    place = bundled.with_name("image")
+    place.mkdir()
+    root = unpacked(place, on_env_base(IMAGE))
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "NODUS_ENVIRONMENT_LOADER": "task"}
+    names.append("trained-image")
+    where = GraderRoot(root, "/usr/local/bin/nodus-env", env)
+    return ResolvedEnvironment(names[-1], "1.0.0", f"sha256:{names[-1]}", "", timeout_s=20.0, root=where)
+
+
 CALLS = [
     f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
     for name, arguments in [
@@ -71,6 +95,7 @@ CASES = [
     pytest.param(hub("tool_test", "0.1.14"), 3, id="verifiers 0.1.14, tools", marks=HEAVY),
     pytest.param(hub("word_guess", "0.1.3.post0"), 3, id="verifiers 0.1.3.post0, turns", marks=HEAVY),
     pytest.param(adapted("openenv 0.10.0"), 3, id="openenv 0.10.0"),
+    pytest.param(imaged, 2, id="image, turns", marks=HEAVY),
     pytest.param(adapted("reasoning-gym 0.1.25"), 1, id="reasoning-gym 0.1.25", marks=HEAVY),
     pytest.param(adapted("verl"), 1, id="verl", marks=HEAVY),
     pytest.param(adapted("skyrl-gym 0.4.0"), 1, id="skyrl-gym 0.4.0", marks=HEAVY),
