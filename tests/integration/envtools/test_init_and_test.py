@@ -195,7 +195,7 @@ def test_what_is_no_environment_is_refused_in_a_line(capsys: pytest.CaptureFixtu
 
 
 def test_the_catalog_is_checked_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for what in ("arithmetic", "nodus/arithmetic@2.0.0"):
+    for what in ("arithmetic-v2", "nodus/arithmetic@2.0.0"):
         code, report = report_of(capsys, what)
         assert code == 0 and report["from"] == "the catalog"
         assert all(item["verdict"] == "Correct" for item in report["graded"] if item["reply"] == "its answer")

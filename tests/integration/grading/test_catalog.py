@@ -55,6 +55,10 @@ async def test_same_name_version_and_seed_are_the_same_tasks_in_every_process(se
         ids = [{task_id for task_id, _ in first[name, split]} for split in ("train", "test")]
         prompts = [{json.dumps(prompt) for _, prompt in first[name, split]} for split in ("train", "test")]
         assert not ids[0] & ids[1] and not prompts[0] & prompts[1], name
+        assert spec["splits"] == {split: {"size": len(first[name, split])} for split in ("train", "test")}
+        sample = str(spec["sampleTask"]).rpartition("user: ")[2]  # of chat messages, the last one
+        listed = [prompt for split in ("train", "test") for _, prompt in first[name, split]]
+        assert sample in [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in listed], name
 
 
 def catalog_environment(service: GradingService, name: str, **changes: Any) -> ResolvedEnvironment:

@@ -101,9 +101,10 @@ def of_catalog(name: str, version: str | None, staging: Path) -> Subject | None:
         NotFound: When the catalog has another version.
     """
     for document in [*read_catalog(), *_with_the_operators_data(staging)]:
-        if document["kind"] != "Environment" or document["metadata"]["name"] != name:
-            continue
         spec = document["spec"]
+        if document["kind"] != "Environment" or name not in _names(document["metadata"]["name"], str(spec["version"])):
+            continue
+        name = document["metadata"]["name"]
         if version is not None and version != str(spec["version"]):
             raise NotFound(
                 f"the catalog has no {name}@{version}; it has {name}@{spec['version']}",
@@ -111,6 +112,11 @@ def of_catalog(name: str, version: str | None, staging: Path) -> Subject | None:
             )
         return Subject(name, str(spec["version"]), spec, "the catalog", EnvironmentLibrary(staging, Path))
     return None
+
+
+def _names(name: str, version: str) -> tuple[str, str]:
+    """Return the names of an environment: its own, and the alias of its major version, such as ``arithmetic-v2``."""
+    return name, f"{name}-v{version.partition('.')[0]}"
 
 
 def _with_the_operators_data(root: Path) -> Iterator[Mapping[str, Any]]:
