@@ -72,7 +72,7 @@ async def test_worker_that_is_cancelled_as_a_key_comes_ends_and_leaves_the_key(t
     queue: WorkQueue[str] = WorkQueue(SystemClock())
     queue.add_after("later", 60)  # so that it waits with a time limit
     worker = asyncio.create_task(queue.get())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # a real moment, in which it begins to wait
     queue.add("a")
     for _ in range(ticks):
         await asyncio.sleep(0)
