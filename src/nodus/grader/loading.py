@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from nodus.grader.adapters import Adapter, EnvironmentFault, Refused, adapt, prepare
+from nodus.grader.adapters import Adapter, EnvironmentFault, Refused, adapt, exported, prepare, refusal_of
 from nodus.grader.adapters.functions import EXPECTED
 from nodus.grader.imports import VENDORED
 from nodus.grader.tasks import BadTask, Task, build_split, without_shared
@@ -125,26 +125,17 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
-        raise _refusal(error) or fault(f"importing {module} failed", error) from None
+        raise refusal_of(error) or fault(f"importing {module} failed", error) from None
 
 
 def _call_loader(module: Any, function: str, module_name: str) -> Any:
     target = getattr(module, function, None)
-    if not callable(target):
-        raise Refused(f"module {module_name} has neither {EXPECTED}, nor {function}()")
     try:
-        return target()
+        if callable(target):
+            return target()
+        found = exported(module)
     except BaseException as error:  # noqa: BLE001 - the environment's code may raise anything, also SystemExit
-        raise _refusal(error) or fault(f"{module_name}:{function}() failed", error) from None
-
-
-def _refusal(error: BaseException) -> Refused | None:
-    """Return the refusal that an environment's own exception was raised for, or None."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, Refused):
-            return Refused(str(cause))
-        seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
-    return None
+        raise refusal_of(error) or fault(f"{module_name}:{function}() failed", error) from None
+    if found is None:
+        raise Refused(f"module {module_name} has neither {EXPECTED}, nor {function}()")
+    return found

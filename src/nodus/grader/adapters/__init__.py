@@ -37,6 +37,29 @@ def prepare() -> None:
     verifiers.prepare()
 
 
+def exported(module: object) -> Any:
+    """Return what a module without a loader exports as its environment, as its ecosystem finds it; None where nothing.
+
+    Raises:
+        Exception: Any that making it raises.
+    """
+    return verifiers.found_in(module)
+
+
+def refusal_of(error: BaseException) -> Refused | None:
+    """Return the refusal that an environment's own exception was raised for or comes to, or None."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, Refused):
+            return Refused(str(cause))
+        if (explained := verifiers.explain(cause)) is not None:
+            return explained
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 def adapt(found: object, loader: str) -> Adapter:
     """Return the adapter of a loaded environment.
 
@@ -55,4 +78,7 @@ def adapt(found: object, loader: str) -> Adapter:
     raise Refused(functions.describe_unknown(found, loader))
 
 
-__all__ = ["CHOICES", "Adapter", "Choice", "EnvironmentFault", "Message", "Refused", "adapt", "prepare"]
+__all__ = [
+    "CHOICES", "Adapter", "Choice", "EnvironmentFault", "Message", "Refused",
+    "adapt", "exported", "prepare", "refusal_of",
+]  # fmt: skip

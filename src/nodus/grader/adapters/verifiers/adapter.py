@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +12,9 @@ from nodus.grader.adapters.base import Message, Refused
 from nodus.grader.adapters.verifiers import refusals, rewards, rollouts, rows
 from nodus.grader.adapters.verifiers.rows import Row
 from nodus.grader.adapters.verifiers.toolcalls import schemas
+from nodus.grader.adapters.verifiers.versions import VERSIONS, installed, version_of
 from nodus.grader.tasks import Keyed, Task
 
-VERSIONS = "0.1.2 or later, before 0.4"
 _TELLING = ("answer", "info", "task")
 _PROMPT_HOOKS = ("setup_state", "get_prompt_messages", "init_state", "rollout", "get_model_response")
 
@@ -151,10 +150,9 @@ def _check(environment: Any) -> None:
 
 
 def _check_version() -> None:
-    version = str(getattr(importlib.import_module("verifiers"), "__version__", "unknown"))
-    parts = [int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit()]
-    if len(parts) >= 2 and not (0, 1, 2) <= tuple(parts) < (0, 4):
-        raise Refused(f"verifiers {version} is installed; environments of {VERSIONS} can be graded")
+    found = version_of(installed())
+    if len(found) >= 2 and not (0, 1, 2) <= found < (0, 4):
+        raise Refused(f"verifiers {installed()} is installed; environments of {VERSIONS} can be graded")
 
 
 def _check_rubric(rubric: Any) -> None:

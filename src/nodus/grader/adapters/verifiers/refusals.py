@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nodus.grader.adapters.base import Refused
+from nodus.grader.adapters.verifiers.versions import VERSIONS, installed, version_of
 
 _PACKAGE = "verifiers"
 _WATCHED = {"envs.environment": "Environment", "rubrics.rubric": "Rubric"}
@@ -73,6 +74,21 @@ def refused(reason: str) -> Refused:
     """Return a refusal, recorded: a loader that catches it gets no further."""
     _recorded.append(f"this environment {reason}")
     return Refused(_recorded[-1])
+
+
+def explain(error: BaseException) -> Refused | None:
+    """Return a refusal for an exception that says that the library no longer has what the environment asks for."""
+    asked = getattr(getattr(error, "obj", None), "__name__", None) if isinstance(error, AttributeError) else None
+    asked = error.name if isinstance(error, ImportError) else asked
+    if not isinstance(asked, str) or asked.partition(".")[0] != _PACKAGE or version_of(installed()) < (0, 4):
+        return None
+    return Refused(f"{error}: verifiers {installed()} has no classic environments; ask for verifiers {VERSIONS}")
+
+
+def is_taskset(value: object) -> bool:
+    """Say whether something is a class of tasksets that is not the library's own base."""
+    bases = value.__mro__[1:] if isinstance(value, type) else ()
+    return any(base.__name__ == "Taskset" and base.__module__.startswith("verifiers.v1") for base in bases)
 
 
 def reason_of(cls: type) -> str | None:
