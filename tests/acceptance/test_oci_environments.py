@@ -47,7 +47,9 @@ def settled(nodus: Run) -> dict[str, Any]:
         status: dict[str, Any] = get(nodus, "environment/reverse-words")["status"]
         return status if status.get("phase") in ("Ready", "Failed") else None
 
-    return eventually(look, timeout_s=120)
+    status = eventually(look, timeout_s=120)
+    assert status is not None
+    return status
 
 
 def test_the_examples_image_is_ready_once_it_is_verified(nodus: Run, registry: Registry, tmp_path: Path) -> None:
