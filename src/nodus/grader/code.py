@@ -170,7 +170,8 @@ def run_code(
         code: Python source text; it has the standard library, 16 MiB under ``/tmp``, and no network.
         function: The function that is called, once for each of ``calls``, in a row and in one process.
         calls: The positional arguments of each call: plain data (numbers, text, lists, tuples, dicts, None).
-        timeout_s: Wall limit of everything together, in seconds; less where the completion's own limit is near.
+        timeout_s: Wall limit of everything together, in seconds; less where the completion's own limit is near. Where
+            earlier runs have used that up, the outcome says so and nothing is run.
         memory_mib: Address space of each of its processes, in MiB, at most 256.
 
     Returns:
@@ -186,11 +187,14 @@ def run_code(
             raise RuntimeError("run_code works in a grader: there is no code sandbox here")
         _State.control = _hand_over(_State.master, socket.SOCK_SEQPACKET)
     if len(code) > MAX_CODE_CHARS:
-        return Outcome([], f"the code has {len(code)} characters; at most {MAX_CODE_CHARS} are run")
+        return _not_run(f"the code has {len(code)} characters; at most {MAX_CODE_CHARS} are run")
     now = time.monotonic()
     if os.getpid() != _State.pid:
         _State.pid, _State.begun = os.getpid(), now
     left_s = _State.wall_s - _MARGIN_S - (now - _State.begun)
+    if left_s < _LEAST_S and _State.runs:
+        allowed_s = _State.wall_s - _MARGIN_S
+        return _not_run(f"the code had used up its time, {allowed_s:g} s for all of its runs", timed_out=True)
     timeout_s = max(_LEAST_S, min(timeout_s, left_s))
     request = {
         "code": code,
@@ -210,6 +214,12 @@ def run_code(
     if outcome.fault is not None:
         _State.facts["fault"] = outcome.fault
     return outcome
+
+
+def _not_run(fault: str, *, timed_out: bool = False) -> Outcome:
+    """Return, and record, the outcome of code that is not run."""
+    _State.facts = {**(_State.facts or {}), "timedOut": timed_out, "fault": fault}
+    return Outcome([], fault, timed_out=timed_out)
 
 
 def _exchange(control: socket.socket, request: bytes, deadline: float) -> dict[str, Any]:

@@ -342,6 +342,18 @@ async def test_directory_too_deep_to_remove_replaces_the_sandbox_and_blames_nobo
     assert [(verdict.verdict, verdict.evidence["tries"]) for verdict in verdicts] == [("Correct", 1)] * 3
 
 
+async def test_code_that_uses_up_the_time_of_many_runs_is_incorrect(
+    service: GradingService, make_environment: MakeEnvironment
+) -> None:
+    many = CODE_REWARD.replace(
+        "    outcome =", "    for _ in range(40):\n        run_code(completion, 'f', [[1]])\n    outcome ="
+    )
+    environment = make_environment(many, sandbox={"timeout": "4s", "memory": "256Mi"})
+    verdicts = await _grade(service, environment, ["while True: pass", RIGHT])
+    assert [verdict.verdict for verdict in verdicts] == ["Incorrect", "Correct"], verdicts
+    assert "used up its time, 2.5 s" in (verdicts[0].reason or "") and verdicts[0].evidence["code"]["timedOut"] is True
+
+
 async def test_code_sandbox_that_is_killed_between_programs_costs_nobody_a_verdict(
     service: GradingService, running: ResolvedEnvironment
 ) -> None:
