@@ -76,7 +76,9 @@ def settled(nodus: Run, name: str, kind: str = "environment") -> dict[str, Any]:
         status: dict[str, Any] = get(nodus, f"{kind}/{name}")["status"]
         return status if status.get("phase") in ("Ready", "Failed") else None
 
-    return eventually(look, timeout_s=90)
+    found = eventually(look, timeout_s=90)
+    assert found is not None
+    return found
 
 
 def test_a_build_outlives_the_server_it_began_on(server: Started, nodus: Run, index: Index, tmp_path: Path) -> None:

@@ -82,14 +82,14 @@ def drop_locks(cache: Path) -> None:
 
 def tree_digest(root: Path) -> str:
     """Return a digest of all files, links and executable bits below a directory, by their paths."""
-    entries = []
+    entries: list[tuple[str, str | bool, str]] = []
     for path in sorted(_files(root)):
         relative = os.fsencode(path.relative_to(root)).decode("utf-8", "surrogateescape").encode("utf-8", "replace")
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
-            entries.append([relative.decode(), "link", os.fsencode(os.readlink(path)).decode("utf-8", "replace")])
+            entries.append((relative.decode(), "link", os.fsencode(os.readlink(path)).decode("utf-8", "replace")))
         elif stat.S_ISREG(found.st_mode):
-            entries.append([relative.decode(), bool(found.st_mode & stat.S_IXUSR), _sha256(path)])
+            entries.append((relative.decode(), bool(found.st_mode & stat.S_IXUSR), _sha256(path)))
     return digest_of(entries)
 
 

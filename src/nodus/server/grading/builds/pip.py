@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -300,7 +300,7 @@ def _read(path: Path, tail_bytes: int = 0) -> bytes:
         return b""
 
 
-def _answer(said: str) -> Mapping[str, Any]:
+def _answer(said: str) -> dict[str, Any]:
     """Return the runner's last result line among what was printed."""
     for line in reversed(said.splitlines()):
         if line.startswith("{"):
