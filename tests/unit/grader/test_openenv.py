@@ -6,6 +6,7 @@ import dataclasses
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -129,6 +130,11 @@ def test_what_an_episode_leaves_reaches_no_other() -> None:
     game = loaded(Piling(train_seeds=range(12), test_seeds=range(20, 23)))
     assert [t.prompt for t in game.split("train")] == [f"Seed {seed}." for seed in range(12)]
     assert [t.prompt for t in game.split("test")] == ["Seed 20.", "Seed 21.", "Seed 22."]
+
+
+def test_what_can_not_be_copied_is_reset_in_a_process_for_each_seed() -> None:
+    game = loaded(Piling(train_seeds=range(12), test_seeds=[], lock=threading.Lock()))
+    assert [t.prompt for t in game.split("train")] == [f"Seed {seed}." for seed in range(12)]
 
 
 class Late(Game):

@@ -9,12 +9,13 @@ An environment's object is used for one episode at most: some keep what the last
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nodus.grader.adapters.apart import apart
-from nodus.grader.adapters.base import Adapter, Message, Refused, class_names
+from nodus.grader.adapters.base import Adapter, EnvironmentFault, Message, Refused, class_names
 from nodus.grader.adapters.observations import describe
 from nodus.grader.adapters.waiting import finished
 from nodus.grader.tasks import Keyed, Task
@@ -119,20 +120,32 @@ class OpenEnv:
         return record
 
     def _prompts(self, seeds: Sequence[int]) -> list[Any]:
-        """Return what each seed opens with; resets one object for all of them where each then says what it says alone.
+        """Return what each seed opens with, as it does in an environment that was never used before.
 
-        The first two are tried before that: an object that keeps every episode would grow too large.
+        A process for each seed costs milliseconds. So one object is reset for all of them, or a copy for each, where
+        that says the same: the first two are tried before the others, as an object that keeps every episode would grow
+        too large, and some of the others after.
         """
-        if self._in_turn(seeds[:2]) == [self._first_prompt(seed) for seed in seeds[:2]]:
-            prompts = self._in_turn(seeds)
-            sample = range(0, len(seeds), max(1, len(seeds) // _SAMPLED))
-            if all(self._first_prompt(seeds[at]) == prompts[at] for at in sample):
+        sample = sorted({*range(min(2, len(seeds))), *range(0, len(seeds), max(1, len(seeds) // _SAMPLED))})
+        alone = {at: self._first_prompt(seeds[at]) for at in sample}
+        for copies in (False, True):
+            try:
+                if self._in_turn(seeds[:2], copies) != [alone[at] for at in sample[: len(seeds[:2])]]:
+                    continue
+                prompts = self._in_turn(seeds, copies)
+            except EnvironmentFault:
+                continue  # some objects can't be copied; what else fails does so in a process of its own, too
+            if all(prompts[at] == alone[at] for at in sample):
                 return prompts
         return [self._first_prompt(seed) for seed in seeds]
 
-    def _in_turn(self, seeds: Sequence[int]) -> list[Any]:
-        said: list[Any] = apart("resetting the environment", lambda: [self._prompt(seed) for seed in seeds])
-        return said
+    def _in_turn(self, seeds: Sequence[int], copies: bool) -> list[Any]:
+        def said() -> list[str]:
+            adapters = (OpenEnv(copy.deepcopy(self._environment), self._action, {}) if copies else self for _ in seeds)
+            return [adapter._prompt(seed) for adapter, seed in zip(adapters, seeds, strict=True)]
+
+        prompts: list[Any] = apart("resetting the environment", said)
+        return prompts
 
     def _first_prompt(self, seed: int) -> Any:
         return apart(f"reset(seed={seed})", partial(self._prompt, seed))
