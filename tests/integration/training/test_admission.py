@@ -312,6 +312,24 @@ async def test_model_whose_chat_template_has_no_tools_is_refused_for_an_environm
     assert (await admit(manifest(model={"volume": {"name": "m"}}))).causes == []
 
 
+@pytest.mark.parametrize(
+    ("episodes", "parameters", "warned"),
+    [(True, {}, True), (True, {"maxTurns": 1}, True), (True, {"maxTurns": 6}, False), (False, {"maxTurns": 6}, False)],
+)
+async def test_any_environment_takes_turns_and_one_with_episodes_is_warned_of_a_first_reply_alone(
+    store: Store, admit: Any, manifest: Manifest, episodes: bool, parameters: dict[str, Any], warned: bool
+) -> None:
+    status = {"phase": "Ready", "digest": "sha256:" + "e" * 64, "splits": {"train": 200, "test": 64}}
+    status |= {"episodes": episodes}
+    store.write_sync(objects.create, ENVIRONMENT, "default", "game", ENVIRONMENT_SPEC, status=status)
+    environment = {"name": "game@2.0.0", "trainTasks": 100, "heldOutTasks": 64}
+    model = {"uri": f"hf://acme/tiny@{COMMIT}"}
+    admitted = await admit(manifest(model=model, environment=environment, parameters={"steps": 4, **parameters}))
+    assert admitted.causes == []
+    codes = [notice["code"] for notice in admitted.preview["estimate"]["warnings"]]
+    assert ("FirstReplyOnly" in codes) is warned
+
+
 async def test_library_model_has_no_tools(store: Store, admit: Any, manifest: Manifest) -> None:
     status = {"phase": "Ready", "digest": "sha256:" + "e" * 64, "splits": {"train": 200, "test": 64}, "tools": True}
     store.write_sync(objects.create, ENVIRONMENT, "default", "calculator", ENVIRONMENT_SPEC, status=status)

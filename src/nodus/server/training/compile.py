@@ -56,6 +56,8 @@ class EnvironmentPin:
     train_size: int | None = None
     """Tasks of the train split after `taskFilter`; None while not known."""
     test_size: int | None = None
+    episodes: bool | None = None
+    """Whether it answers the model's replies; None while not known."""
 
 
 @dataclass(frozen=True, slots=True)

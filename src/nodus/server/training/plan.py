@@ -127,6 +127,7 @@ def _resolve_environment(conn: Connection, plan: Plan, inputs: Inputs) -> None:
         graders=tuple(found.spec.get("graders") or ()),
         train_size=sizes.get("train"),
         test_size=sizes.get("test"),
+        episodes=status.get("episodes"),
     )
     wanted = inputs.spec["environment"]
     counts = {name: wanted.get(name) for name in ("trainTasks", "heldOutTasks")}
@@ -284,3 +285,7 @@ def _add_warnings(plan: Plan) -> None:
                 "raise environment.heldOutTasks",
             )
         )
+    turns = parameters.lookup(params, "parameters.maxTurns") or 1
+    if plan.environment is not None and plan.environment.episodes and turns == 1:
+        message = f"{plan.environment.name} answers the model's replies, but with maxTurns 1 the first alone is graded"
+        plan.warnings.append(Notice("FirstReplyOnly", message, "set parameters.maxTurns"))
