@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from nodus.server.compute.graders import GraderRoot
 from nodus.server.grading import Completion, GradingService, ResolvedEnvironment, foreign
 from nodus.server.grading.episodes import Episode
 from nodus.server.grading.oci.layers import Limits, RootDirectory
-from tests.integration.grading.conftest import nothing_left_of
+from tests.integration.grading.conftest import nothing_left_of, processes_with
 from tests.integration.grading.images import python_layer
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
@@ -279,3 +281,31 @@ async def test_what_is_held_out_is_in_no_train_split(service: GradingService, ma
     environment = make(source)
     assert [task.task_id for task in (await service.tasks(environment, "train", 0)).tasks] == ["a"]
     assert [task.task_id for task in (await service.tasks(environment, "test", 0)).tasks] == ["b", "z"]
+
+
+HOST = """
+import sys
+from pathlib import Path
+from nodus.server.compute.graders import GraderRoot, GraderSpec
+from nodus.server.compute.local.graders import LocalGraders
+root = GraderRoot(Path(sys.argv[1]), "nodus-env", {"PATH": "/usr/local/bin"})
+grader = LocalGraders().start(GraderSpec(None, ["grade", sys.argv[2]], 256 << 20, root=root))
+print(grader.exchange(bytearray(), 30).decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_ends_with_the_server_that_is_killed(make: Make, tmp_path: Path) -> None:
+    """Whatever it does about that: another session, a child, a closed input."""
+    source = (
+        "import os, time\nos.fork()\nos.fork() or os.setsid()\nos.close(0)\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    root, marker = make(source).root, f"outlives-{tmp_path.name}"
+    assert root is not None
+    command = [sys.executable, "-c", HOST, str(root.directory), marker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "up\n"
+        assert len(processes_with(marker)) > 2
+        server.kill()
+    nothing_left_of(marker)

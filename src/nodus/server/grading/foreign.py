@@ -17,11 +17,12 @@ from typing import Any
 
 from nodus.core.digests import canonical_json
 from nodus.server.compute.graders import GraderNotStarted, GraderProcess
+from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
 from nodus.server.grading.manifests import Manifest
 from nodus.server.grading.runner import Runners
 from nodus.server.grading.verdicts import Evidence, storable
-from nodus.server.grading.worker import ANSWER_GRACE_S, Grader, GraderDied, Reply, Request, StartFailed
+from nodus.server.grading.worker import ANSWER_GRACE_S, IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
 
 START_S = 60.0
 """How much longer than later ones a program's first answer may take: it loads its tasks before."""
@@ -34,6 +35,15 @@ _TASK_KEYS = ("taskId", "prompt", "metadata", "tools")
 _ID_CHARS = 200
 _LOG_CHARS = 300
 _NEVER = "(each answer has to be written, and flushed, before the next request is read)"
+
+
+def in_flight(environment: ResolvedEnvironment) -> int:
+    """Return how many requests may be inside a grader of an environment at a time.
+
+    Nodus's own runner gives each request's number back, also on env-base. Other programs of images were promised
+    nothing but task and completion, so that they are asked one thing at a time.
+    """
+    return IN_FLIGHT if environment.root is None or OUR_RUNNER in environment.root.env else 1
 
 
 class ForeignGrader(Grader):
@@ -51,9 +61,7 @@ class ForeignGrader(Grader):
         self._command = "grade"
         self._answered: set[str] = set()
         self._chatter = 0
-        root = runners.environment.root
-        # Nodus's own runner, on env-base, gives the number back; others were promised nothing but task and completion
-        self._numbered = root is not None and OUR_RUNNER in root.env
+        self._numbered = in_flight(runners.environment) > 1
 
     def start(self) -> None:
         """Start it. It says nothing until it is asked.
@@ -82,13 +90,13 @@ class ForeignGrader(Grader):
             GraderDied: When it has answered what it was not asked.
             StartFailed: When no sandbox can be started.
         """
-        command = "step" if isinstance(request.item, Episode) else "grade"
-        self._turn_to(command)
-        if pending := self._running().exchange(bytearray(), 0.0):
-            self._take_in(pending)  # its end is seen when an answer is waited for
-        if self._unsent:
-            raise self._died(f"{self._name} answered before it had read the request")
-        self._head_since = time.monotonic()
+        if not self._inside:
+            self._turn_to("step" if isinstance(request.item, Episode) else "grade")
+            if pending := self._running().exchange(bytearray(), 0.0):
+                self._take_in(pending)  # its end is seen when an answer is waited for
+            if self._unsent:
+                raise self._died(f"{self._name} answered before it had read the request")
+            self._head_since = time.monotonic()
         self._inside.append(request)
         body = request.item.request()
         body.pop("step", None)

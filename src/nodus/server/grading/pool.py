@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 from nodus.core.clock import Clock
 from nodus.core.errors import Unavailable
-from nodus.server.grading.foreign import ForeignGrader
+from nodus.server.grading.foreign import ForeignGrader, in_flight
 from nodus.server.grading.runner import Runners
 from nodus.server.grading.verdicts import Answer, Evidence, Item
-from nodus.server.grading.worker import IN_FLIGHT, PURE_IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
+from nodus.server.grading.worker import PURE_IN_FLIGHT, Grader, GraderDied, Reply, Request, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +91,8 @@ class GraderPool:
     def __init__(self, runners: Runners, clock: Clock) -> None:
         self._runners = runners
         self._clock = clock
-        foreign = runners.environment.root is not None
-        self._kind = ForeignGrader if foreign else Grader
-        self._in_flight = 1 if foreign else IN_FLIGHT
+        self._kind = Grader if runners.environment.root is None else ForeignGrader
+        self._in_flight = in_flight(runners.environment)
         self._changed = threading.Condition()
         self._pending: deque[_Job] = deque()
         self._seats: list[_Seat] = []
