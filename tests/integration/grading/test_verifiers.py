@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
 
 HUB = Path(__file__).with_name("hub")
 NEWEST = "0.3.1"
+TASKSETS = "0.4.0"
 VERSIONS = [NEWEST, *(pytest.param(v, marks=pytest.mark.heavy) for v in ("0.1.3.post0", "0.1.14"))]
 MODULES = {"reverse_text": 34, "word_guess": 33, "tool_test": 33}
 Make = Callable[..., ResolvedEnvironment]
@@ -34,6 +35,8 @@ Make = Callable[..., ResolvedEnvironment]
 
 def packages(version: str) -> tuple[Path, ...]:
     """Return what to search for a version of the library and all that it needs."""
+    if version == TASKSETS:
+        return (environment_of([f"verifiers=={TASKSETS}"], pins="verifiers-0.4.txt"),)
     newest = environment_of([f"verifiers=={NEWEST}"], pins="verifiers.txt")
     if version == NEWEST:
         return (newest,)
@@ -329,3 +332,44 @@ async def test_pool_of_processes_in_a_rubric_outlives_no_completion(
     said = ["\\boxed{1}", "\\boxed{\\frac{4}{4}}", "\\boxed{2}", "\\boxed{9^{9^{9^9}}}", "\\boxed{1.0}", "none"]
     verdicts = await service.grade("job", environment, [Completion(task.task_id, n, t) for n, t in enumerate(said)], 1)
     assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0], [v.reason for v in verdicts]
+
+
+@pytest.mark.heavy
+async def test_taskset_of_the_newest_version_scores_replies(service: GradingService, make: Make) -> None:
+    environment = make("capitals", TASKSETS)
+    train, test = [await listed(service, environment, split) for split in ("train", "test")]
+    assert (len(train), len(test)) == (4, 1)
+    assert [message["content"] for message in test[0].prompt] == ["One word.", "Capital of Japan?"]
+    said = ["Tokyo", "It is Tokyo", "Oslo", "", "raise"]
+    verdicts = await service.grade("job", environment, [Completion(test[0].task_id, n, t) for n, t in enumerate(said)])
+    assert [verdict.reward for verdict in verdicts] == [1.5, 0.5, 0.0, 0.0, None]
+    assert "ZeroDivisionError: a fault of the reward" in str(verdicts[4].reason)
+
+
+CAPITAL = (HUB / "capitals.py").read_text()
+NO_TASKSETS = {
+    "classic": ("import verifiers as vf\ndef load_environment(): return vf.SingleTurnEnv()", "no classic environments"),
+    "classic_name": ("from verifiers import ToolEnv", "ask for verifiers 0.1.2 or later, before 0.4"),
+    "classic_module": ("import verifiers.envs.environment", "no classic environments"),
+    "container": (
+        CAPITAL.replace("image", "").replace("answer=city", "answer=city, image='debian'"),
+        "run in a container",
+    ),
+    "runtime": (CAPITAL.replace("self, task, trace)", "self, task, trace, runtime)"), "needs a runtime (names_it)"),
+    "setup": (
+        CAPITAL.replace("    @vf.metric", "    async def setup(self, trace, runtime): pass\n\n    @vf.metric"),
+        "setup",
+    ),
+    "endless": (CAPITAL.replace("    def load", "    INFINITE = True\n\n    def load"), "has no end"),
+    "unprompted": (CAPITAL.replace('prompt=f"Capital of {land}?", ', ""), "a simulated user opens"),
+}
+
+
+@pytest.mark.heavy
+def test_what_needs_a_runtime_or_classic_classes_is_refused_with_the_newest_version() -> None:
+    source = Path(library_grades.__file__).resolve().parents[3] / "src"
+    cases = {name: code for name, (code, _) in NO_TASKSETS.items()} | {"good": CAPITAL}
+    found = run_python(str(HUB / "refusals.py"), TASKSETS, cases, path=(str(source),))
+    assert found.pop("good") == "loaded: 4 tasks"
+    wrong = {n: said for n, said in found.items() if not said.startswith("refused:") or NO_TASKSETS[n][1] not in said}
+    assert not wrong

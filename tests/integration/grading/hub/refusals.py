@@ -39,10 +39,10 @@ def in_a_fork(name, source):
 
 
 prepare()
-import datasets  # noqa: E402, F401 - loaded once; the hook came first
-import verifiers  # noqa: E402
+import verifiers  # noqa: E402 - loaded once; the hook came first
 
 if not verifiers.__version__.startswith("0.4"):
+    import datasets  # noqa: F401
     from verifiers import SingleTurnEnv  # noqa: F401
 
 cases = json.load(sys.stdin)
