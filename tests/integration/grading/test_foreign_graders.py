@@ -289,7 +289,8 @@ from pathlib import Path
 from nodus.server.compute.graders import GraderRoot, GraderSpec
 from nodus.server.compute.local.graders import LocalGraders
 root = GraderRoot(Path(sys.argv[1]), "nodus-env", {"PATH": "/usr/local/bin"})
-grader = LocalGraders().start(GraderSpec(None, ["grade", sys.argv[2]], 256 << 20, root=root))
+graders = LocalGraders()  # the thread that launched a sandbox has to live as long as it does
+grader = graders.start(GraderSpec(None, ["grade", sys.argv[2]], 256 << 20, root=root))
 print(grader.exchange(bytearray(), 30).decode(), flush=True)
 sys.stdin.read()
 """
