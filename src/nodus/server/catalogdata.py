@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from nodus.core.errors import NodusError
-from nodus.grader.catalog.gsm8k_full import FILE_NAME
 from nodus.server.files import sync_directory
 from nodus.server.grading.environments import catalog_data_directory
 
 SPLITS = ("train", "test")
+FILE_NAME = "gsm8k-{split}.jsonl"  # where the grader's `gsm8k_full` looks for it
 _FILES = ("{split}.jsonl", "{split}.parquet", "{split}-*.parquet", "main/{split}-*.parquet")
 """Where a split may be below ``gsm8k/``; the last two as the data set's repository has them."""
 _ANSWER = re.compile(r"####\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
