@@ -191,7 +191,8 @@ _NOTES = """\
   stands. One whose Environment fails on the way has no reward. A step's event then has `turns`, `environmentTokens`,
   `maxTurnsShare`, `maxEpisodeTokensShare` and `environmentFailures`. Keys and values of earlier turns are kept.
 * `maxLength` bounds the prompt with one reply; the longest prompt and `maxEpisodeTokens` have to fit the model.
-* A task's tools are offered by the chat template; one that has no place for them is refused.
+* A task's tools are offered by the chat template; one that has no place for them is refused. Episodes and tasks with
+  tools run on replicas of the model (Auto, DDP), not on shards of it (FSDP, ZeRO).
 * The same seed on the same CPU and number of threads gives the same adapter, also through a resume.
 """
 

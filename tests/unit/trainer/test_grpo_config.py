@@ -59,6 +59,14 @@ def test_what_a_cpu_run_cannot_do_is_refused_by_path(given, field):
     assert refused(given) == [f"spec.parameters.{field}"]
 
 
+@pytest.mark.parametrize("strategy", ["FSDP", "ZeRO2"])
+def test_shards_of_a_model_play_no_episodes(strategy):
+    given = {"distributed": {"strategy": strategy}, "maxTurns": 3}
+    assert refused(given, GPU) == ["spec.parameters.distributed.strategy"]
+    check(Values({**given, "maxTurns": 1}, GRPO_LORA), GPU, 100)
+    check(Values({"maxTurns": 3}, GRPO_LORA), GPU, 100)
+
+
 def test_every_cause_is_listed_at_once():
     given = {"method": "QLoRA", "steps": 0, "precision": "fp16", "numGenerations": 7}
     assert sorted(refused(given)) == [f"spec.parameters.{n}" for n in ("batchSize", "method", "precision", "steps")]

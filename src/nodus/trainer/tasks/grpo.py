@@ -109,6 +109,12 @@ def prepare(
     trainer = _trainer(spec, state, device, tokenizer, prompts, [task.id for task in train_tasks], rewards)
     _check_strategy(values["distributed.strategy"], trainer)
     trainer.player = player(values, trainer.model, tokenizer, prompts, [*train_tasks, *held_out], attempt)
+    if trainer.player is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
+        # Every process of a sharded model has to run it as often as the others, and episodes differ.
+        raise Unsupported(
+            f"{values['distributed.strategy']} plays no episodes, nor tasks with tools",
+            fix="set spec.parameters.distributed.strategy to Auto or DDP",
+        )
     evaluator = Evaluator(trainer.model, tokenizer, prompts, held_out, values, attempt, trainer.player)
     progress = Progress(
         attempt if spec.is_main else None,
