@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nodus.core.errors import Unsupported
+from nodus.core.errors import ImageNotReady, Unsupported
 from nodus.grader import PROTOCOL_VERSION
 from nodus.server.grading import BadBundle, EnvironmentLibrary
 from nodus.server.grading.environments import GRADER_PROTOCOL, catalog_status, unpack_bundle
@@ -152,11 +152,17 @@ def test_limits_and_graders_come_from_the_spec(library: EnvironmentLibrary, tmp_
 
 
 @pytest.mark.parametrize("package", [{"image": "r/e@sha256:0"}, {"pip": {"name": "e", "version": "1"}}])
-def test_packaging_that_is_not_built_yet_is_refused_with_the_way_out(
+def test_a_package_that_is_not_built_is_refused_with_the_way_out(
     library: EnvironmentLibrary, package: dict[str, Any]
 ) -> None:
-    with pytest.raises(Unsupported, match="cannot build yet"):
+    with pytest.raises(ImageNotReady, match=r"no finished image env-e-1\.0\.0") as refused:
         library.resolve("e", {"version": "1.0.0", "package": package})
+    assert "nodus get image/env-e-1.0.0" in str(refused.value.fix)
+
+
+def test_a_packaging_that_is_unknown_is_refused_with_the_way_out(library: EnvironmentLibrary) -> None:
+    with pytest.raises(Unsupported, match="does not know"):
+        library.resolve("e", {"version": "1.0.0", "package": {"conda": {"name": "e"}}})
 
 
 def test_catalog_environment_is_ready_with_its_declared_sizes() -> None:
