@@ -127,7 +127,7 @@ class EnvironmentLibrary:
             spec: Its spec, in wire form, at the version that is meant.
 
         Raises:
-            Unsupported: For a packaging that is not built yet.
+            Unsupported: For a packaging that is unknown.
             BadBundle: When the bundle cannot be unpacked.
             ImageNotReady: When the Image that its package is built into is not there, or not finished.
         """
