@@ -3,7 +3,10 @@
 import os.path
 import sys
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_ROOT = os.path.dirname(os.path.dirname(_HERE))
+# Python searches the directory that it runs first, and what is called code or tasks here is none of an environment's
+sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != _HERE]
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 

@@ -115,7 +115,8 @@ class _Watch:
         remote = _REMOTE_MODULES.get(part.rpartition(".")[2])
         if part not in _WATCHED and remote is None:
             return None
-        specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        specs = (finder.find_spec(name, path, target) for finder in others)
         spec: Any = next((found for found in specs if found is not None), None)
         # 0.3.1 aliases its old names to verifiers.legacy, whose modules come by here themselves
         if spec is not None and hasattr(spec.loader, "exec_module") and "Alias" not in type(spec.loader).__name__:
