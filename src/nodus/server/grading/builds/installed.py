@@ -19,6 +19,7 @@ from nodus.server.grading.builds.base import BuildFailed
 
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_MODULES = ("__pycache__", "bin", "share", "include", "etc", "lib", "scripts", "tests", "test", "docs", "examples")
+_BYTECODE = (".pyc", ".pyo")
 _RECORD_BYTES = 8 * 1024 * 1024
 
 
@@ -80,10 +81,20 @@ def drop_locks(cache: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def drop_bytecode(site: Path) -> None:
+    """Remove compiled modules: whoever made them may have had other sources."""
+    for path in list(_files(site)):
+        if path.suffix in _BYTECODE:
+            path.unlink(missing_ok=True)
+
+
 def tree_digest(root: Path) -> str:
-    """Return a digest of all files, links and executable bits below a directory, by their paths."""
+    """Return a digest of all files, links and executable bits below a directory, by their paths.
+
+    Compiled modules count for nothing: they are made here, from the sources.
+    """
     entries: list[tuple[str, str | bool, str]] = []
-    for path in sorted(_files(root)):
+    for path in sorted(path for path in _files(root) if path.suffix not in _BYTECODE):
         relative = os.fsencode(path.relative_to(root)).decode("utf-8", "surrogateescape").encode("utf-8", "replace")
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
