@@ -11,7 +11,7 @@ import hashlib
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.interop._published import cache, run
@@ -33,19 +33,39 @@ def environment_of(requirements: Sequence[str], *, pins: str | None = None, depe
         Unreachable: When it has to be made and the package index can't be reached.
         RuntimeError: When pip fails otherwise; the text is its output's end.
     """
-    options = [*requirements, *(["--constraint", str(PINS / pins)] if pins else [])]
-    options += [] if dependencies else ["--no-deps"]
+    options = [*_options(requirements, pins), *([] if dependencies else ["--no-deps"])]
+    home = cache() / _named(requirements, pins, "environment" if dependencies else "alone")
+
+    def make() -> None:
+        run(sys.executable, "-m", "venv", "--without-pip", str(home))
+        run(sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--quiet", *options)
+
+    _made_once(home, make)
+    return home / "lib" / _PYTHON / "site-packages"
+
+
+def wheels_of(requirements: Sequence[str], *, pins: str | None = None) -> Path:
+    """Return a directory of the wheels of packages and their dependencies, to serve as an index; see the other one."""
+    home = cache() / _named(requirements, pins, "wheels")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "-w", str(home), *_options(requirements, pins)]
+    _made_once(home, lambda: run(*command))
+    return home
+
+
+def _options(requirements: Sequence[str], pins: str | None) -> list[str]:
+    return [*requirements, *(["--constraint", str(PINS / pins)] if pins else [])]
+
+
+def _named(requirements: Sequence[str], pins: str | None, what: str) -> str:
     content = (PINS / pins).read_text() if pins else ""
-    digest = hashlib.sha256("\n".join([sys.version, content, *requirements, str(dependencies)]).encode()).hexdigest()
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", requirements[0])[:40]
-    home = cache() / f"{readable}-{digest[:8]}"
-    packages = home / "lib" / _PYTHON / "site-packages"
+    digest = hashlib.sha256("\n".join([sys.version, content, *requirements, what]).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', requirements[0])[:40]}-{digest[:8]}"
+
+
+def _made_once(home: Path, make: Callable[[], None]) -> None:
     with home.with_name(home.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / ".ready").exists():
             shutil.rmtree(home, ignore_errors=True)
-            run(sys.executable, "-m", "venv", "--without-pip", str(home))
-            python = str(home / "bin" / "python")
-            run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *options)
+            make()
             (home / ".ready").touch()
-    return packages

@@ -17,11 +17,25 @@ from typing import Any
 
 import pytest
 
-from nodus.server.grading import Completion, GradingService, ResolvedEnvironment
+from nodus.server.compute.builds import PipSettings
+from nodus.server.compute.local.buildhost import LocalBuilds
+from nodus.server.compute.local.graders import LocalGraders
+from nodus.server.compute.local.logstore import LogWriter
+from nodus.server.grading import (
+    Completion,
+    EnvironmentLibrary,
+    GradingService,
+    MemoryManifests,
+    ResolvedEnvironment,
+)  # fmt: skip
+from nodus.server.grading.builds import Builds, BuildStore, Order
+from nodus.server.grading.builds.pip import PipRecipe
 from nodus.server.grading.episodes import Episode
+from nodus.server.grading.selfcheck import check
 from tests.integration.grading import library_grades
-from tests.integration.grading.ecosystems import environment_of
+from tests.integration.grading.ecosystems import environment_of, wheels_of
 from tests.integration.grading.episodes import episodes, text_of
+from tests.integration.grading.packageindex import Index, wheel
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
 
@@ -323,7 +337,7 @@ async def test_environments_of_a_group_keep_their_rows_and_rubrics(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("version", ALL_VERSIONS)
+@pytest.mark.parametrize("version", ("0.1.14", NEWEST))
 async def test_pool_of_processes_in_a_rubric_outlives_no_completion(
     version: str, service: GradingService, make: Make
 ) -> None:
@@ -373,3 +387,40 @@ def test_what_needs_a_runtime_or_classic_classes_is_refused_with_the_newest_vers
     assert found.pop("good") == "loaded: 4 tasks"
     wrong = {n: said for n, said in found.items() if not said.startswith("refused:") or NO_TASKSETS[n][1] not in said}
     assert not wrong
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+async def test_package_of_the_hub_is_built_by_pip_checked_and_graded(tmp_path: Path) -> None:
+    """The guide's way: the package from its own index, the library and all it needs from the default one."""
+    hub, default = Index(), Index()
+    for found in wheels_of([f"verifiers=={NEWEST}"], pins="verifiers.txt").glob("*.whl"):
+        default.add((found.name, found.read_bytes()))
+    settings = PipSettings({"PIP_INDEX_URL": default.url}, [("127.0.0.1", default.port)])
+    files = {name: (HUB / name).read_text() for name in ("reverse_text.py", "words.py")}
+    hub.add(wheel("reverse-text", "0.1.4", files, requires=[f"verifiers=={NEWEST}"]))
+    store = BuildStore(tmp_path / "builds")
+    builds = Builds(store, {"pip": PipRecipe(LocalBuilds(("127.0.0.1",), settings=lambda: settings))}, LogWriter)
+    package = {"pip": {"name": "reverse-text", "version": "0.1.4", "index": hub.url}}
+    graders = LocalGraders()
+    library = EnvironmentLibrary(tmp_path / "e", lambda blob: Path(blob), store)
+    service = GradingService(library, MemoryManifests(), graders)
+    try:
+        builds.begin(Order("u1", "env-reverse-text-0.1.4", "reverse-text", "0.1.4", package))
+        await builds.wait("u1", 600)
+        state = builds.state("u1")
+        assert state is not None and state.failure is None and state.build is not None, state
+        spec = {"version": "0.1.4", "package": package, "build": {"digest": state.build.digest}}
+        checked = await check(service, "reverse-text", spec, "check")
+        assert dict(checked.splits) == {"train": 32, "test": 8}
+        environment = await service.resolve("reverse-text", spec)
+        task = (await service.tasks(environment, "test", 0)).tasks[0]
+        right = f"<reversed_text>{task.prompt[-1]['content'][::-1]}</reversed_text>"
+        verdicts = await service.grade("job", environment, [Completion(task.task_id, 0, right)])
+        assert [verdict.reward for verdict in verdicts] == pytest.approx([1.2]), verdicts
+    finally:
+        await service.close()
+        await graders.close()
+        await builds.close()
+        hub.close()
+        default.close()
