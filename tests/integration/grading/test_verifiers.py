@@ -44,6 +44,10 @@ NEWEST = "0.3.1"
 TASKSETS = "0.4.0"
 VERSIONS = [NEWEST, *(pytest.param(v, marks=pytest.mark.heavy) for v in ("0.1.3.post0", "0.1.14"))]
 MODULES = {"reverse_text": 34, "word_guess": 33, "tool_test": 33}
+HUNDREDS = [
+    pytest.param(NEWEST, {"reverse_text": 50, "tool_test": 50}, id=NEWEST),
+    *(pytest.param(v, MODULES, id=f"{v}-all", marks=pytest.mark.heavy) for v in (NEWEST, "0.1.3.post0", "0.1.14")),
+]
 Make = Callable[..., ResolvedEnvironment]
 
 
@@ -117,10 +121,12 @@ async def by_row(service: GradingService, environment: ResolvedEnvironment, modu
     }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_hundred_episodes_get_the_librarys_own_rewards(version: str, service: GradingService, make: Make) -> None:
+@pytest.mark.parametrize(("version", "modules"), HUNDREDS)
+async def test_hundred_episodes_get_the_librarys_own_rewards(
+    version: str, modules: dict[str, int], service: GradingService, make: Make
+) -> None:
     distinct: set[float] = set()
-    for module, count in MODULES.items():
+    for module, count in modules.items():
         environment = make(module, version)
         ids = await by_row(service, environment, module)
         asked = episodes(module, count)
@@ -133,7 +139,7 @@ async def test_hundred_episodes_get_the_librarys_own_rewards(version: str, servi
         theirs = library_rewards(module, version, asked)
         assert ours == pytest.approx(theirs, abs=1e-12), [v.reason for v in verdicts if v.reward is None][:1]
         distinct.update(theirs)
-    assert len(distinct) >= 12
+    assert len(distinct) >= 10
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -279,6 +285,7 @@ async def test_fault_of_a_reward_is_never_a_reward_of_0(service: GradingService,
     assert "hidden" not in json.dumps([task.prompt, task.metadata])
 
 
+@pytest.mark.heavy
 async def test_example_of_the_docs_grades(service: GradingService, make: Make) -> None:
     page = (Path(__file__).parents[3] / "docs/howto/environments/verifiers.md").read_text()
     source = page.split("<<'END'\n")[1].split("END\n")[0]
