@@ -26,6 +26,7 @@ from nodus.grader.tasks import ordered, public_line
 from nodus.grader.worker import DEFAULT_TIMEOUT_S, Output, serve
 
 EXIT_REFUSED = 3
+EXIT_NOT_READ = 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(output, str(refusal), None)
     except EnvironmentFault as fault:
         return _refuse(output, str(fault), fault.trace)
+    except BrokenPipeError:
+        return EXIT_NOT_READ  # as `nodus-env tasks | head` does: there is nobody to tell
     except Exception as error:  # noqa: BLE001 - a fault of ours must reach the host as a reason, not as silence
         return _refuse(output, f"nodus-env failed: {error!r}", traceback.format_exc())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,12 @@ def test_runner_loads_nothing_but_the_standard_library() -> None:
     )
     done = subprocess.run([sys.executable, "-S", "-s", "-P", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_reader_that_stops_reading_is_no_fault(guide: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, str(RUNNER), "--path", str(guide), "--loader", "mine", "tasks", "--split", "test"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=write_end, stderr=subprocess.PIPE, timeout=60)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, b"")
