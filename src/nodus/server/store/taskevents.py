@@ -286,8 +286,8 @@ def _task_event(row: Any) -> dict[str, Any]:
         "verdict": row.verdict,
         "reward": row.reward,
         "evidence": evidence,
+        **said,
     }
-    event |= said
     if row.reason is not None:
         event["reason"] = row.reason
     return event
