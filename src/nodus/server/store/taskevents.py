@@ -272,7 +272,7 @@ def _verdict(row: Any) -> VerdictRow:
 
 def _task_event(row: Any) -> dict[str, Any]:
     evidence: dict[str, Any] = loads(row.evidence)
-    said = {name: evidence.pop(name) for name in ("completion", "turns") if name in evidence}
+    said: dict[str, Any] = {name: evidence.pop(name) for name in ("completion", "turns") if name in evidence}
     event: dict[str, Any] = {
         "id": f"{row.phase}-{row.step}-{row.task_id}-{row.sample}",
         "type": "Task",
