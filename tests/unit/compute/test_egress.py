@@ -102,3 +102,10 @@ def test_many_at_once(ask: Ask, index: Index) -> None:
         thread.join()
     assert all(answer.endswith(b"some words") for answer in answers)
     assert len(answers) == 40
+
+
+@pytest.mark.parametrize(
+    "request_line", [b"CONNECT [ HTTP/1.1", b"GET http://[::/ HTTP/1.1", b"CONNECT x:99999 HTTP/1.1"]
+)
+def test_what_is_no_address_is_answered(request_line: bytes, ask: Ask) -> None:
+    assert ask(request_line + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")

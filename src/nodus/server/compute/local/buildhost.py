@@ -127,15 +127,17 @@ class _Watch:
         watcher.start()
         stream, left = self._process.popen.stdout, self._command.output_bytes
         assert stream is not None
-        with stream:
-            while block := os.read(stream.fileno(), 1 << 16):
-                left -= len(block)
-                if left < 0:
-                    self._stop(f"it printed more than {self._command.output_bytes // MIB} MiB")
-                    break
-                self._output(block)
-        self._ended.set()
-        watcher.join()
+        try:
+            with stream:
+                while block := os.read(stream.fileno(), 1 << 16):
+                    left -= len(block)
+                    if left < 0:
+                        self._stop(f"it printed more than {self._command.output_bytes // MIB} MiB")
+                        break
+                    self._output(block)
+        finally:
+            self._ended.set()
+            watcher.join()
         return self._broke
 
     def _watch(self) -> None:

@@ -96,6 +96,8 @@ class Egress:
                 except Refused as refused:
                     self._say(str(refused))
                     _answer(client, refused.status, str(refused))
+                except ValueError as error:  # an address such as http://[, or a name that no look-up takes
+                    _answer(client, 400, f"the request is for no address: {error}")
         except OSError:
             pass  # either side went away
         finally:
