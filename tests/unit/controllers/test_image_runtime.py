@@ -183,3 +183,20 @@ async def test_deleted_image_stops_its_build(images: Images) -> None:
     await images.controller.gone(images.image.uid)
     assert images.builds.state(images.image.uid) is None
     assert not images.builds.store.log_directory(images.image.uid).exists()
+
+
+async def test_build_that_waits_for_another_of_its_package_is_stopped_at_once(images: Images) -> None:
+    images.recipe.go_on.clear()
+    first, second = (Order(uid, uid, "words", "1.0.0", PACKAGE) for uid in ("one", "two"))
+    images.builds.begin(first)
+    await asyncio.to_thread(eventually, lambda: images.recipe.builds == 1)
+    images.builds.begin(second)
+    await images.builds.wait("two", timeout_s=0.1)
+    await images.builds.stop("two")
+    images.builds.begin(second)
+    await images.builds.stop("two")  # before it has begun
+    assert images.builds.state("two") is None
+    images.recipe.go_on.set()
+    await images.builds.wait("one", timeout_s=20)
+    state = images.builds.state("one")
+    assert state is not None and state.build is not None and images.recipe.builds == 1

@@ -68,6 +68,7 @@ class _Running:
         self.build: Build | None = None
         self.failure: BuildFailed | None = None
         self.task: asyncio.Task[None] | None = None
+        self.has_turn = False
 
     def state(self) -> BuildState:
         tail = self.tail.text() if self.failure is not None else ""
@@ -145,8 +146,11 @@ class Builds:
         if running is None or running.task is None:
             return
         running.report.stopping.set()
+        if not running.has_turn:
+            running.task.cancel()  # other builds may keep it waiting for an hour
         with contextlib.suppress(asyncio.CancelledError):
             await running.task
+        running.tail.close()  # also of one that was cancelled before it began
 
     def forget(self, uid: str) -> None:
         """Forget a build that has ended; what it made stays."""
@@ -171,6 +175,7 @@ class Builds:
                 report.write("another Environment's build of the same package runs; waiting for it\n")
             async with lock, self._slots:
                 report.check()
+                running.has_turn = True
                 running.build = await asyncio.to_thread(self._build, order, recipe, key, report)
         except BuildStopped:
             return
@@ -220,8 +225,9 @@ class _Tail:
             self._end = (self._end + data)[-_TAIL_BYTES:]
 
     def close(self) -> None:
-        self._open = False
-        self._sink.close()
+        if self._open:
+            self._open = False
+            self._sink.close()
 
     def text(self) -> str:
         return self._end.decode(errors="replace")
