@@ -76,4 +76,4 @@ def test_change_at_once_after_it_was_made_shows(mirror: Mirror, tmp_path: Path) 
         assert not (tmp_path / "seen/hub" / str(number)).exists()
     begun = time.monotonic()
     mirror.settle()
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < 5
