@@ -231,7 +231,7 @@ class TrainingJob(Run):
             split: ``test`` for the held-out tasks, ``train`` for those it trains on.
         """
         found = await self.client.api.call("POST", await self._path("tasks"), body={}, idempotency_key=new_key("tasks"))
-        lines = [json.loads(line) for line in found["files"].get(f"{split}.jsonl", "").splitlines() if line]
+        lines = [json.loads(line) for line in found["files"].get(f"{split}.jsonl", "").split("\n") if line]
         return {str(task["taskId"]): task["prompt"] for task in lines}
 
     @blocking

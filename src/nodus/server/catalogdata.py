@@ -153,7 +153,7 @@ def _rows(directory: Path, split: str) -> Iterator[tuple[str, int, Mapping[str, 
 
 
 def _of_jsonl(file: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("a line is no object")
     return rows

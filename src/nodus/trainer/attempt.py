@@ -200,7 +200,8 @@ def parse_tasks(text: str) -> list[Task]:
         BadRequest: For a line that is not such a task, with its number.
     """
     tasks = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # not splitlines: a prompt may hold what that takes for the end of a line, such as U+2028
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

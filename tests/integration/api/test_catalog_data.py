@@ -21,7 +21,7 @@ from nodus.server.settings import Settings
 from nodus.server.store import Object, objects
 
 ROWS = {
-    "train": [("Two and two?", "Two and two are 4.\n#### 4"), ("A thousand and one?", "Count.\n#### 1,001")],
+    "train": [("Two and two?", "Two and two are 4.\n#### 4"), ("A thousand\u2028and one?", "Count.\n#### 1,001")],
     "test": [("Half of one?", "#### 0.5"), ("Three less five?", "#### -2")],
 }
 

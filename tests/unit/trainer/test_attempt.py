@@ -189,6 +189,13 @@ def test_replies_that_do_not_answer_what_was_asked_are_not_used(rows):
         parse_replies({"replies": rows}, [EPISODE])
 
 
+def test_prompts_may_hold_what_ends_lines_elsewhere():
+    prompts = ["one\u2028two", "three\x85four\u2029"]
+    lines = [{"taskId": str(n), "prompt": prompt} for n, prompt in enumerate(prompts)]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    assert [task.prompt for task in parse_tasks(text)] == prompts
+
+
 def test_tasks_may_carry_tools():
     tool = {"type": "function", "function": {"name": "add"}}
     lines = [{"taskId": "t1", "prompt": "one", "tools": [tool]}, {"taskId": "t2", "prompt": "two"}]

@@ -26,5 +26,5 @@ def tasks(split: str) -> list[dict[str, Any]]:
     name = FILE_NAME.format(split=split)
     for place in sys.path:
         if (file := Path(place, name)).is_file():
-            return [task(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+            return [task(json.loads(line)) for line in file.read_text(encoding="utf-8").split("\n") if line]
     raise FileNotFoundError(f"{name} is nowhere: the operator's data of GSM8K is not set up")
