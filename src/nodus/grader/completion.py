@@ -41,12 +41,14 @@ class Ended(NamedTuple):
         status: Its wait status.
         timed_out: Whether it was killed at the wall limit.
         wall_ms: How long it ran.
+        peak_bytes: The most memory that it had at a time, what it shares with the worker included.
     """
 
     data: bytes
     status: int
     timed_out: bool
     wall_ms: float
+    peak_bytes: int
 
 
 Work = Callable[[Task, Sequence[str]], bytes]
@@ -132,11 +134,11 @@ class Scorer:
                 break
         else:
             data += _read(read_end)
-        status = os.waitpid(pid, 0)[1]
+        _, status, usage = os.wait4(pid, 0)
         wall_ms = (time.monotonic() - started) * 1000
         os.close(pidfd)
         os.close(read_end)
-        return Ended(data, status, timed_out, wall_ms)
+        return Ended(data, status, timed_out, wall_ms, usage.ru_maxrss * 1024)
 
     def _judge(self, what: str, ended: Ended, code: int, read: Read) -> dict[str, Any]:
         if ended.timed_out:
@@ -224,5 +226,9 @@ def _signal_name(number: int) -> str:
 
 
 def _facts(ended: Ended, code: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {"ms": round(ended.wall_ms, 3), "timedOut": ended.timed_out}
+    facts: dict[str, Any] = {
+        "ms": round(ended.wall_ms, 3),
+        "timedOut": ended.timed_out,
+        "peakMemoryBytes": ended.peak_bytes,
+    }
     return {**facts, "exitCode": code} if code >= 0 else {**facts, "exitCode": None, "signal": _signal_name(-code)}

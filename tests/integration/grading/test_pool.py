@@ -71,6 +71,20 @@ async def test_long_and_strange_completions_arrive_whole(
     assert [verdict.reward for verdict in verdicts] == expected
 
 
+async def test_evidence_tells_how_much_memory_a_completion_took(
+    service: GradingService, make_environment: MakeEnvironment
+) -> None:
+    environment = make_environment(
+        "def tasks(split): return [(split, 'a')]\n"
+        "def reward(completion, answer): return len(b'x' * int(completion)) >= 0\n"
+    )
+    task = (await service.tasks(environment, "test", 0)).tasks[0]
+    items = [Completion(task.task_id, n, text) for n, text in enumerate(["0", str(100 << 20)])]
+    small, large = await service.grade("job", environment, items, 1)
+    assert (small.reward, large.reward) == (1.0, 1.0), large
+    assert 0 < small.evidence["peakMemoryBytes"] < 100 << 20 < large.evidence["peakMemoryBytes"]
+
+
 async def test_slow_completion_does_not_hold_up_the_other_grader(
     service: GradingService, executing: ResolvedEnvironment
 ) -> None:

@@ -257,6 +257,8 @@ def _child_facts(reported: Mapping[str, Any]) -> dict[str, Any]:
         facts["signal"] = storable(reported["signal"], 32)
     if _is_figure(reported.get("ms")):
         facts["processMs"] = reported["ms"]
+    if _is_figure(reported.get("peakMemoryBytes")):
+        facts["peakMemoryBytes"] = reported["peakMemoryBytes"]
     if reported.get("timedOut") is True:
         facts["timedOut"] = True
     if isinstance(reported.get("traceback"), str):
