@@ -152,3 +152,25 @@ def test_what_can_not_be_a_package_is_refused_when_it_is_applied(nodus: Run, tmp
         answer = refusal(nodus, "apply", "-f", manifest(tmp_path, "refused", **pip))
         assert words in answer
         assert "hidden" not in answer
+
+
+def test_a_manifest_that_was_wrong_is_corrected_until_it_was_ready(nodus: Run, index: Index, tmp_path: Path) -> None:
+    index.add(wheel("words", "1.0.0", {"words.py": TASKS}))
+
+    def applied(version: str, loader: str) -> str:
+        path = Path(manifest(tmp_path, "words", version=version))
+        document = yaml.safe_load(path.read_text())
+        document["spec"]["package"]["loader"] = loader
+        path.write_text(yaml.safe_dump(document))
+        return str(path)
+
+    nodus("apply", "-f", applied("0.9.0", "words"))
+    eventually(lambda: get(nodus, "environment/words")["status"]["phase"] == "Failed", timeout_s=60)
+    uid = get(nodus, "image/env-words-1.0.0")["metadata"]["uid"]
+    nodus("apply", "-f", applied("1.0.0", "words:absent"))
+    eventually(lambda: "absent" in get(nodus, "environment/words")["status"].get("message", ""), timeout_s=60)
+    assert settled(nodus, "words")["phase"] == "Failed"
+    assert get(nodus, "image/env-words-1.0.0")["metadata"]["uid"] != uid
+    nodus("apply", "-f", applied("1.0.0", "words"))
+    eventually(lambda: get(nodus, "environment/words")["status"]["phase"] == "Ready", timeout_s=60)
+    assert "version 1.0.0 of words is published" in refusal(nodus, "apply", "-f", applied("1.0.0", "words:absent"))

@@ -215,6 +215,8 @@ class EnvironmentStatus(Model):
     """Whether the model may call tools, so that its chat template must offer them."""
     grader: GraderFacts | None = None
     """The Python and the libraries that grade; unset where Nodus compares answers itself."""
+    published: str | None = None
+    """The newest version that was Ready: its package and graders can't change any more."""
     checked: str | None = None
     """Digest of what the last check was about."""
     conditions: list[Condition] = Field(default_factory=list)

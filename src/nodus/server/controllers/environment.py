@@ -112,7 +112,7 @@ class EnvironmentController(BaseController):
         if result.error is not None:
             return _failed(result, checked, now, image)
         if "splits" in result.value:
-            return _ready(result, checked, now, image)
+            return _ready(result, checked, now, image, str(obj.spec["version"]))
         if "waiting" in result.value:
             waiting = {"phase": "Pending", "reason": "NoSandbox", "message": str(result.value["waiting"])}
             return Outcome(status=waiting, requeue_after_s=NO_SANDBOX_PAUSE_S)
@@ -191,6 +191,8 @@ def _unbuilt(ctx: Context, checked: str, now: datetime) -> Outcome | None:
         version = str(obj.spec["version"])
         spec = {"environment": obj.name, "version": version, "package": obj.spec["package"]}
         return Outcome(status=status, create=[NewObject(IMAGE, name, spec, status={"phase": "Pending"})])
+    if image.spec.get("package") != obj.spec["package"]:  # of a manifest that was corrected since
+        return Outcome(status={**pending, "message": f"building image {name}"}, delete=[image])
     phase, message = image.status.get("phase"), str(image.status.get("message") or "")
     if phase == "Ready":
         return None
@@ -206,7 +208,7 @@ def _unbuilt(ctx: Context, checked: str, now: datetime) -> Outcome | None:
     return Outcome(status={**pending, "message": f"building image {name}: {message or 'waiting'}"})
 
 
-def _ready(result: ActionResult, checked: str, now: datetime, image: Mapping[str, Any]) -> Outcome:
+def _ready(result: ActionResult, checked: str, now: datetime, image: Mapping[str, Any], version: str) -> Outcome:
     value = result.value
     verified = {
         "type": "Verified",
@@ -218,7 +220,7 @@ def _ready(result: ActionResult, checked: str, now: datetime, image: Mapping[str
     status = {"phase": "Ready", "conditions": [verified], **{key: value[key] for key in _FOUND if key in value}}
     sizes = ", ".join(f"{count} {split}" for split, count in value["splits"].items())
     return Outcome(
-        status={**status, **image, "checked": checked},
+        status={**status, **image, "published": version, "checked": checked},
         events=(EventNote("Normal", "Verified", f"lists {sizes} tasks"),),
     )
 

@@ -57,7 +57,10 @@ class EnvironmentAdmission(Admission[EnvironmentSpec]):
 
 def _check_version(conn: Connection, draft: Draft, old: Object) -> None:
     version = str(draft.spec.get("version"))
-    known = old.spec if old.spec.get("version") == version else versions.find(conn, old.uid, version)
+    if old.spec.get("version") != version:
+        known = versions.find(conn, old.uid, version)
+    else:
+        known = old.spec if _is_fixed(old, version) else None
     if known is None:
         return
     diff: dict[str, Any] = {
@@ -73,6 +76,11 @@ def _check_version(conn: Connection, draft: Draft, old: Object) -> None:
             details={"diff": diff, "kind": ENVIRONMENT.plural},
             causes=[Cause(path, "FieldValueForbidden", f"can't change under version {version}") for path in diff],
         )
+
+
+def _is_fixed(old: Object, version: str) -> bool:
+    """Tell whether a version may no longer change: all but one whose check failed and that never was Ready."""
+    return old.status.get("phase") != "Failed" or old.status.get("published") == version
 
 
 ADMISSIONS = (EnvironmentAdmission(ENVIRONMENT),)
