@@ -65,7 +65,8 @@ nodus env test                         # as Nodus builds it: lists twice and gra
 nodus env audit                        # plays cheap attacks against the reward, and says what each was paid
 ```
 
-Publish it where your server's pip looks (`python -m build`, then upload `dist/`), then train on it:
+Publish it where your server's pip looks: `pip wheel --no-deps --wheel-dir wheels .` makes the wheel, upload that. Then
+train on it:
 
 ```sh
 nodus apply -f environment.yaml
