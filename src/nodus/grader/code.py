@@ -16,6 +16,7 @@ import array
 import contextlib
 import json
 import os
+import re
 import select
 import socket
 import time
@@ -24,7 +25,10 @@ from typing import Any, NamedTuple
 
 from nodus.grader.codebox.plain import NotPlain, dumps, loads, matches
 
-__all__ = ["Call", "CodeSandboxLost", "NotPlain", "Outcome", "loads", "matches", "note", "run_code"]
+__all__ = ["Call", "CodeSandboxLost", "NotPlain", "Outcome", "loads", "matches", "note", "python_of", "run_code"]
+
+_BLOCK = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)  # takes no more time than the text is long
+_PYTHON = ("", "py", "python", "python3")
 
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MEMORY_MIB = 256
@@ -154,6 +158,15 @@ def note(text: str) -> None:
     """Add a sentence to the evidence of the code that ran last, such as ``2 of 7 calls returned something else``."""
     if _State.facts is not None:
         _State.facts["note"] = text[:300]
+
+
+def python_of(reply: str) -> str:
+    """Return the code of a chat model's reply: its last fenced block of Python; the whole reply where it has no block.
+
+    Nothing of it is parsed or run. An empty block counts as none.
+    """
+    blocks = [text for language, text in _BLOCK.findall(reply) if language.strip().lower() in _PYTHON and text.strip()]
+    return str(blocks[-1]) if blocks else reply
 
 
 def run_code(
