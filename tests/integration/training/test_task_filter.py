@@ -18,7 +18,7 @@ from nodus.server.grading.environments import catalog_status
 from nodus.server.services import Services
 from nodus.server.store import Store, objects
 from nodus.server.training.service import TrainingService
-from nodus.server.training.taskfilter import matches, nothing_left
+from nodus.server.training.taskfilter import matches, nothing_left, unknown_value
 from nodus.testing.hub import FakeHub
 
 REFERENCE = "nodus/reasoning-gym@1.0.0"
@@ -72,6 +72,10 @@ async def test_run_is_given_the_tasks_of_the_families_it_wants(
     assert [(cause.field, cause.message) for cause in wrong.causes] == [
         ("spec.parameters.taskFilter", f"no task has family sudoku; tasks have {', '.join(FAMILIES)}")
     ]
+    misspelt = await admit(filtered(8, 8, family=[FAMILIES[0], "nope"]))
+    assert [(cause.field, cause.message) for cause in misspelt.causes] == [
+        ("spec.parameters.taskFilter", f"no task has family nope; tasks have {', '.join(FAMILIES)}")
+    ]
 
 
 METADATA = [{"family": "odd", "level": 1}, {"family": "even", "level": 2}, {"family": "even", "tags": ["a", "b"]}]
@@ -113,3 +117,18 @@ def test_filter_that_nothing_passes_is_refused_with_what_there_is(
 ) -> None:
     refusal = nothing_left(listed, wanted)
     assert refusal.message == message and refusal.causes[0].field == "spec.parameters.taskFilter"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"family": ["even", "prime"]}, "no task has family prime; tasks have even, odd"),
+        ({"level": [1, "2", 3]}, "no task has level 2, 3; tasks have 1, 2"),
+        ({"tags": ["a", "b"]}, None),
+        ({"family": ["even", "odd"], "level": [1, None]}, None),
+        ({"family": "prime"}, None),
+    ],
+)
+def test_every_value_of_a_list_must_be_there(wanted: dict[str, Any], message: str | None) -> None:
+    refusal = unknown_value(METADATA, wanted)
+    assert (refusal.message if refusal else None) == message

@@ -29,7 +29,7 @@ from nodus.server.training import lookups
 from nodus.server.training.compile import DEFAULT_SEED
 from nodus.server.training.parameters import lookup
 from nodus.server.training.references import BadReference
-from nodus.server.training.taskfilter import matches, nothing_left
+from nodus.server.training.taskfilter import matches, nothing_left, unknown_value
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -245,8 +245,11 @@ class TrainingService:
         manifests = {split: await self._grading.tasks(environment, split, seed) for split in ("train", "test")}
         listed = {split: [task.metadata for task in manifest.tasks] for split, manifest in manifests.items()}
         counts = {split: sum(matches(metadata, task_filter) for metadata in rows) for split, rows in listed.items()}
+        every = listed["train"] + listed["test"]
+        if (refusal := unknown_value(every, task_filter)) is not None:
+            raise refusal
         if not any(counts.values()):
-            raise nothing_left(listed["train"] + listed["test"], task_filter)
+            raise nothing_left(every, task_filter)
         return counts
 
     async def digest_of(self, found: FoundEnvironment) -> str:

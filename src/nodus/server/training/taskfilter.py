@@ -20,6 +20,23 @@ def matches(metadata: Mapping[str, Any], task_filter: Mapping[str, Any]) -> bool
     return True
 
 
+def unknown_value(listed: Iterable[Mapping[str, Any]], task_filter: Mapping[str, Any]) -> Invalid | None:
+    """Return the refusal of a filter's list with a value that no task has, such as a misspelt one; else None.
+
+    Args:
+        listed: the metadata of every task.
+        task_filter: what a run asks for.
+    """
+    every = list(listed)
+    for name, wanted in task_filter.items():
+        values = [metadata.get(name) for metadata in every] if isinstance(wanted, list) else []
+        if not isinstance(wanted, list) or wanted in values:  # a list may also be the value itself
+            continue
+        if unknown := [value for value in wanted if value not in values]:
+            return _refused(f"no task has {name} {_shown(unknown)}; {_there(name, every)}")
+    return None
+
+
 def nothing_left(listed: Iterable[Mapping[str, Any]], task_filter: Mapping[str, Any]) -> Invalid:
     """Return the refusal of a filter that no task passes; it names the values that there are.
 
@@ -34,6 +51,10 @@ def nothing_left(listed: Iterable[Mapping[str, Any]], task_filter: Mapping[str, 
             break
     else:
         message = f"no task has all of {', '.join(task_filter)}, though some have each"
+    return _refused(message)
+
+
+def _refused(message: str) -> Invalid:
     return Invalid(message, causes=[Cause("spec.parameters.taskFilter", "FieldValueInvalid", message)])
 
 
