@@ -168,3 +168,9 @@ def test_what_pip_said_becomes_a_sentence(said: str, refused: tuple[str, ...], m
     assert message in failure.message
     assert failure.transient == transient
     assert failure.fix
+
+
+def test_a_module_that_is_missing_is_to_be_a_dependency() -> None:
+    missing = pipfailures.of_load("a.b:c", BuildEnded(1), "ModuleNotFoundError: No module named 'numpy'", "")
+    assert "'numpy'" in missing.message and "add it to the package's dependencies" in missing.fix
+    assert "dependencies" not in pipfailures.of_load("a.b:c", BuildEnded(1), "ValueError: x", "").fix

@@ -83,7 +83,10 @@ def of_load(loader: str, ended: BuildEnded, refused: str, said: str) -> BuildFai
     why = refused or f"the runner ended with exit code {ended.code}"
     if ended.refused:
         why += f" ({'; '.join(ended.refused)[:_REASON_CHARS]})"
-    return BuildFailed(why, "Correct the package and publish it under another version; the log has the traceback.")
+    how = ": add it to the package's dependencies, or to its files," if "No module named" in why else ""
+    return BuildFailed(
+        why, f"Correct the package{how} and publish it under another version; the log has the traceback."
+    )
 
 
 def _stopped(ended: BuildEnded, what: str) -> BuildFailed | None:
