@@ -81,12 +81,18 @@ def audit_lines(audit: Mapping[str, Any]) -> list[str]:
             "",
             "The tasks' own answers are not all paid 1 as replies: what pays here was not tried by this audit.",
         ]
-    verdict = (
+    verdicts = [
         f"{_count(len(won), 'attack')} {_was(len(won))} paid 1: {', '.join(p['attack'] for p in won)}"
         if won
         else "no attack was paid 1"
-    )
-    return [*lines, "", paint(verdict, "red" if won else "green", sys.stdout)]
+    ]
+    raised = [played for played in (reference, *audit["attacks"]) if played is not None and played["raised"]]
+    if raised:
+        what = (
+            f"the reward could not judge replies of {', '.join(p['attack'] for p in raised)}, and must judge any text"
+        )
+        verdicts.append(f"{what}: {visible(raised[0]['raised'])[:140]}")
+    return [*lines, "", *(paint(text, "green" if audit["ok"] else "red", sys.stdout) for text in verdicts)]
 
 
 def _row(state: str, played: Mapping[str, Any]) -> tuple[object, ...]:
@@ -98,6 +104,8 @@ def _row(state: str, played: Mapping[str, Any]) -> tuple[object, ...]:
 def _state(played: Mapping[str, Any]) -> str:
     if played["won"]:
         return "PAID"
+    if played["raised"]:
+        return "fault"
     if played["paid"]:
         return "part"
     return "fault" if played["failure"] else "ok"

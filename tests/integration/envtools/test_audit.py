@@ -89,6 +89,23 @@ def test_the_table_says_what_paid_and_what_to_read(
     assert "attacks were paid 1: echo-the-prompt, planted-rewards, always-equal" in out
 
 
+def test_a_reward_that_raises_on_what_it_parses_fails_the_audit(
+    directory: MakeDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory(
+        "import re\ndef tasks(split):\n    return [(f'add {split}', '7')]\n"
+        "def reward(completion, answer):\n    found = re.search('<answer>(.*)</answer>', completion)\n"
+        "    return None if found is None else float(int(found[1]) == int(answer))\n"
+    )
+    code, found, attacks = audited(capsys, "my-task", *HEAVY)
+    assert code == 1 and not found["ok"] and not any(played["won"] for played in attacks.values())
+    assert attacks["answer-format-only"]["raised"].startswith("reward raised ValueError: invalid literal for int()")
+    assert attacks["null"]["raised"] is None and found["reference"]["raised"] is None
+    assert main(["env", "audit", "my-task", *HEAVY]) == 1
+    said = "the reward could not judge replies of echo-the-prompt, answer-format-only, and must judge any text"
+    assert f"no attack was paid 1\n{said}: reward raised ValueError" in capsys.readouterr().out
+
+
 def test_an_attack_is_played_in_every_turn_of_an_episode(
     directory: MakeDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,16 @@ def tasks(split):
 def reward(completion, answer):
     return None if not completion else float(completion == answer)
 """
+PARSING = """
+import re
+
+def tasks(split):
+    return [{{"prompt": f"say {{split}} {{n}} in <answer> tags", "answer": f"{{split}} {{n}}"}} for n in range(4)]
+
+def reward(completion, answer):
+    found = re.search("<answer>(.*)</answer>", completion)
+    return None if found is None else {pay}
+"""
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -96,6 +106,8 @@ def test_a_file_alone_is_an_environment(capsys: pytest.CaptureFixture[str]) -> N
     [
         ("import random\n" + GOOD.replace('f"say', 'f"{random.random()} say'), "tasks", "differ between two processes"),
         (GOOD.replace("float(", "wrong("), "grade", "NameError"),
+        (PARSING.format(pay="wrong(found[1] == answer)"), "grade", "name 'wrong' is not defined"),
+        (PARSING.format(pay="{'test 2': 1.0}[answer]"), "reward", "KeyError"),
         pytest.param(GOOD.replace("def reward", "def score"), "load", "", marks=pytest.mark.heavy),
         pytest.param(
             "import nowhere_to_be_found\n" + GOOD,
@@ -105,7 +117,15 @@ def test_a_file_alone_is_an_environment(capsys: pytest.CaptureFixture[str]) -> N
         ),
         ("import time\n" + GOOD.replace("float(", "time.time() % 1 * float("), "reward", "was paid"),
     ],
-    ids=["random tasks", "raising reward", "no reward", "missing module", "random reward"],
+    ids=[
+        "random tasks",
+        "raising reward",
+        "raising when parsed",
+        "raising on another task",
+        "no reward",
+        "missing module",
+        "random reward",
+    ],
 )
 def test_what_would_fail_a_build_fails_here_with_its_step(
     source: str, step: str, words: str, directory: MakeDirectory, capsys: pytest.CaptureFixture[str]

@@ -81,6 +81,12 @@ async def test_catalog_environment_lists_what_it_declares_and_grades(
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): return str(c == a)", "grade", "returned str 'True'"),
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): return c[0] == a", "grade", "an empty reply"),
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): raise KeyError(c)", "grade", "its own answer"),
+        (
+            "def tasks(s): return [('p' + s, 'a')]\n"
+            "def reward(c, a): return {'a': 1}[c[8:]] if c.startswith('<answer>') else None",
+            "grade",
+            "the reply '<answer>a</answer>' to 'ptest': reward raised KeyError: 'a</answer>'\nTraceback",
+        ),
         ("def tasks(s): raise OSError('disk')\ndef reward(c, a): return 1", "tasks", "OSError: disk"),
         ("def tasks(s): return []\ndef reward(c, a): return 1", "tasks", "are both empty"),
         (
@@ -100,7 +106,18 @@ async def test_catalog_environment_lists_what_it_declares_and_grades(
             "Addr",
         ),
     ],
-    ids=["import", "text reward", "empty reply", "raise", "no list", "no tasks", "random", "sizes", "network"],
+    ids=[
+        "import",
+        "text reward",
+        "empty reply",
+        "raise",
+        "parsed",
+        "no list",
+        "no tasks",
+        "random",
+        "sizes",
+        "network",
+    ],
 )
 async def test_environment_that_cannot_be_trusted_fails_its_check_with_the_step(
     source: str, step: str, message: str, service: GradingService, specify: Specify

@@ -122,7 +122,7 @@ def audit(
 
     Null, empty, the prompt itself, the answer's format alone, planted reward files, deleted tests, forged verdicts,
     100 MB of output, a fork bomb, an endless loop and more: as text, and as code for those that run it. Exits with 1
-    when an attack was paid 1. PATH and NAME are as for `nodus env test`.
+    when an attack was paid 1, or the reward raised. PATH and NAME are as for `nodus env test`.
 
     \b
     Examples:

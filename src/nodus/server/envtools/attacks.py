@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nodus.server.grading.manifests import Task
-from nodus.server.grading.selfcheck import as_reply
+from nodus.server.grading.replies import in_formats, prompt_text
 
 MIB = 1024 * 1024
 OUTPUT_MIB = 100
 LONG_REPLY_BYTES = MIB
 _FUNCTION = re.compile(r"\bdef\s+([A-Za-z_]\w*)\s*\(|\bfunction\s+`?([A-Za-z_]\w*)\s*\(")
-_ANSWER_NAMES = ("answer", "ground_truth", "expected", "target", "solution", "label", "gold")
-_TAG = re.compile(r"<([A-Za-z][\w-]*)>")
 _PLANTED = ("reward.txt", "reward.json", "score.txt", "score.json", "result.json", "verdict.json", "results.xml")
 _PLANTED_AT = (".", "/tmp", "/logs/verifier", "/opt/environment", "/workspace")
 _WORTH = '{"reward": 1.0, "score": 1.0, "passed": true, "verdict": "Correct"}'
@@ -40,11 +38,6 @@ class Attack:
     does: str
     replies: Callable[[Task], Sequence[str]]
     heavy: bool = False
-
-
-def prompt_text(task: Task) -> str:
-    """Return what the model reads last: the prompt, or the text of its last message."""
-    return task.prompt if isinstance(task.prompt, str) else str(task.prompt[-1].get("content", ""))
 
 
 def function_name(task: Task) -> str:
@@ -75,28 +68,6 @@ def _empty(task: Task) -> list[str]:
 def _echo(task: Task) -> list[str]:
     text = prompt_text(task)
     return [text, f"{text}\n{text}", *in_formats(task, text)]
-
-
-def in_formats(task: Task, text: str) -> list[str]:
-    """Return a text in the forms in which answers are usually asked for, and in those that the prompt names."""
-    tags = dict.fromkeys([*_TAG.findall(prompt_text(task)), "answer"])
-    return [*(f"<{tag}>{text}</{tag}>" for tag in tags), f"\\boxed{{{text}}}", f"#### {text}"]
-
-
-def right_replies(task: Task) -> list[str]:
-    """Return what may be right: the task's answer, or what it holds under the usual names, plain and in every form."""
-    found = [as_reply(task)] if task.answer is not None else []
-    found += dict.fromkeys(_named_answers(task.answer))
-    return list(dict.fromkeys(reply for text in found for reply in (text, *in_formats(task, text))))
-
-
-def _named_answers(value: object, depth: int = 3) -> Iterator[str]:
-    if not isinstance(value, dict) or not depth:
-        return
-    for name, inner in value.items():
-        if name in _ANSWER_NAMES and isinstance(inner, str | int | float):
-            yield str(inner)
-        yield from _named_answers(inner, depth - 1)
 
 
 def _format_only(task: Task) -> list[str]:

@@ -1,7 +1,7 @@
 """The audit of an environment: every attack is played, and what each was paid is reported.
 
-An environment passes when no attack was paid 1. Whatever else was paid is shown, and so is what could not be graded:
-that pays nothing, but a model that can bring it about escapes a bad reward.
+An environment passes when no attack was paid 1 and its reward raised on none. Whatever else was paid is shown, and so
+is what could not be graded because of a limit: that pays nothing, but a model that can cause it escapes a bad reward.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodus.core.errors import Invalid
-from nodus.server.envtools.attacks import ATTACKS, Attack, right_replies
+from nodus.server.envtools.attacks import ATTACKS, Attack
 from nodus.server.envtools.local import grading
 from nodus.server.envtools.subjects import Subject
 from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.manifests import Manifest, Task
+from nodus.server.grading.replies import right_replies
 from nodus.server.grading.selfcheck import listed
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict
@@ -26,6 +27,8 @@ DEFAULT_TASKS = 8
 _MAX_PARALLEL = 2
 _TURNS = 4
 """Most turns of an episode that are played."""
+_RAISED = ("reward raised ", "reward returned ")
+"""How the reasons begin of replies that could not be graded by the reward's own doing, not by a limit."""
 _NAMES = tuple(attack.name for attack in ATTACKS)
 
 
@@ -70,6 +73,12 @@ class Played:
         """Why a reply could not be graded; None when all could."""
         return next((v.reason for v in self.verdicts if v.verdict == "InfrastructureFailure"), None)
 
+    @property
+    def raised(self) -> str | None:
+        """What the reward raised, or returned that is no reward; None when it judged every reply."""
+        reasons = (v.reason or "" for v in self.verdicts if v.verdict == "InfrastructureFailure")
+        return next((reason for reason in reasons if reason.startswith(_RAISED)), None)
+
     def to_wire(self) -> dict[str, Any]:
         """Return it as JSON shows it."""
         return {
@@ -81,6 +90,7 @@ class Played:
             "won": self.won,
             "verdicts": self.counts,
             "failure": self.failure,
+            "raised": self.raised,
             "examples": [{"taskId": task, "reply": reply} for task, reply in self.examples],
         }
 
@@ -109,8 +119,9 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether no attack was paid 1."""
-        return not any(played.won for played in self.attacks)
+        """Whether no attack was paid 1, and the reward raised on no reply, the tasks' own answers included."""
+        played = [*self.attacks, *([] if self.reference is None else [self.reference])]
+        return not any(one.won for one in self.attacks) and not any(one.raised for one in played)
 
     def to_wire(self) -> dict[str, Any]:
         """Return it as JSON shows it."""
@@ -194,9 +205,14 @@ async def _reference(player: _Player, tasks: Sequence[Task]) -> Played | None:
     best: dict[str, Verdict] = {}
     for verdict in played.verdicts:
         known = best.get(verdict.task_id)
-        if known is None or (verdict.reward or 0) > (known.reward or 0):
+        if known is None or _rank(verdict) > _rank(known):
             best[verdict.task_id] = verdict
     return replace(played, verdicts=tuple(best.values()))
+
+
+def _rank(verdict: Verdict) -> tuple[float, bool]:
+    # where nothing was paid, a reward that raised says more than one that found no answer in the reply
+    return verdict.reward or 0, verdict.verdict == "InfrastructureFailure"
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodus.core.errors import NodusError
-from nodus.server.envtools.attacks import right_replies
 from nodus.server.envtools.building import BuildFailed
 from nodus.server.envtools.local import grading
 from nodus.server.envtools.subjects import Subject
 from nodus.server.grading.environments import EnvironmentLibrary, ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
+from nodus.server.grading.replies import right_replies
 from nodus.server.grading.selfcheck import FIXED_TURNS, Checked, SelfCheckFailed, check
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict
@@ -24,6 +24,7 @@ STEPS = ("unpack", "libraries", "load", "tasks", "grade", "step")
 """Of the self-check, in order; the last for environments with episodes alone."""
 _TASKS_GRADED = 4
 _PROMPT_CHARS = 2000
+_REPLY_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ _PASSED = {
     "libraries": "what it imports of the graders' libraries is there",
     "load": "it is an environment",
     "tasks": "listed twice in two processes, equal",
-    "grade": "an answer and an empty reply",
+    "grade": "an answer, also in the usual forms, and an empty reply",
 }
 
 
@@ -182,7 +183,7 @@ def _tell(report: Report, checked: Checked, environment: ResolvedEnvironment) ->
         say(Line("note", "splits", "nothing is held out: there is no comparison before and after training"))
     if shared := checked.facts.get("shared"):
         say(Line("note", "shared", f"{shared} tasks of train have a held-out prompt, and were left out of train"))
-    say(Line("ok", "grade", f"an answer and an empty reply, by {_grader(environment)}"))
+    say(Line("ok", "grade", f"an answer, also in the usual forms, and an empty reply, by {_grader(environment)}"))
     if checked.facts.get("episodes"):
         say(Line("ok", "step", "two turns played twice in two processes, equal"))
     say(Line("ok", "digest", checked.digest))
@@ -226,6 +227,12 @@ async def _grade(report: Report, service: GradingService, environment: ResolvedE
             found = f"one reply to task {one.task_id} was paid {one.reward} and {other.reward}; seed it from the task"
             report.lines.append(Line("FAIL", "reward", found))
             break
+    fault = next((pair for pair in zip(asked, first, strict=True) if pair[1].verdict == "InfrastructureFailure"), None)
+    if fault is not None:
+        (task, reply), verdict = fault
+        found = f"the reply {_quoted(reply)} to task {task.task_id} could not be graded: {verdict.reason}"
+        report.lines.append(Line("FAIL", "reward", found))
+        report.trace = str(verdict.evidence.get("traceback", ""))
     for task in tasks:
         given = [(reply, verdict) for (of, reply), verdict in zip(asked, first, strict=True) if of is task]
         answered = [verdict for reply, verdict in given if reply]
@@ -234,6 +241,10 @@ async def _grade(report: Report, service: GradingService, environment: ResolvedE
             report.graded.append(Graded(task.task_id, "its answer", best))
         report.graded.extend(Graded(task.task_id, "nothing", verdict) for reply, verdict in given if not reply)
     _judge(report)
+
+
+def _quoted(reply: str) -> str:
+    return repr(reply if len(reply) <= _REPLY_CHARS else f"{reply[:_REPLY_CHARS]}...")
 
 
 async def _play(report: Report, service: GradingService, environment: ResolvedEnvironment) -> None:

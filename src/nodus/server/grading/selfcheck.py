@@ -1,16 +1,17 @@
 """The build's self-check: can this environment be trusted to list and grade?
 
 Run once for each version before the Environment becomes Ready, in sandboxes without network, like every run after it:
-the libraries that its sources import must be there; the tasks are listed in two processes and must be equal; one answer
-and an empty reply are graded and must not raise. An environment with episodes also plays two fixed turns in two
-processes: what it says and pays must be equal, since every turn is played again from the start.
+the libraries that its sources import must be there; the tasks are listed in two processes and must be equal; an
+answer, plain and in the usual forms, and an empty reply are graded and must not raise. An environment with episodes
+also plays two fixed turns in two processes: what it says and pays must be equal, since every turn is played again from
+the start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +20,14 @@ from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
 from nodus.server.grading.libraries import grader_facts
 from nodus.server.grading.manifests import Manifest, Task
+from nodus.server.grading.replies import as_reply, in_formats, right_replies
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict, storable
 
 SPLITS = ("train", "test")
 _SEED = 0
 _TRACE_CHARS = 3000
+_MOST_REPLIES = 32
 FIXED_TURNS = ("Hello.", "1")
 """What is said to an environment with episodes: no answer to anything, as a model's reply may be."""
 
@@ -91,9 +94,10 @@ async def check(service: GradingService, name: str, spec: Mapping[str, Any], poo
         manifests = await asyncio.gather(*(_list_twice(service, environment, split) for split in SPLITS))
         splits = dict(zip(SPLITS, manifests, strict=True))
         task = _one_of(splits)
-        await _grade_two(service, environment, task, pool_key)
+        await _grade_replies(service, environment, task, pool_key, [as_reply(task), ""])
         if facts["episodes"]:
             await _play_twice(service, environment, task, pool_key)
+        await _grade_replies(service, environment, task, pool_key, _in_usual_forms(task))
     finally:
         await service.release(pool_key)
     sizes = {split: len(manifest.tasks) for split, manifest in splits.items()}
@@ -182,11 +186,21 @@ async def listed(
         raise SelfCheckFailed("tasks", error.message, str(error.details.get("traceback", ""))) from error
 
 
-async def _grade_two(service: GradingService, environment: ResolvedEnvironment, task: Task, pool_key: str) -> None:
-    items = [Completion(task.task_id, 0, as_reply(task)), Completion(task.task_id, 1, "")]
+def _in_usual_forms(task: Task) -> list[str]:
+    """Return a task's answer in the forms that rewards parse: many judge nothing but ``<answer>...</answer>``."""
+    answer = as_reply(task)
+    return list(dict.fromkeys([*in_formats(task, answer), *right_replies(task)]))[:_MOST_REPLIES]
+
+
+async def _grade_replies(
+    service: GradingService, environment: ResolvedEnvironment, task: Task, pool_key: str, replies: Sequence[str]
+) -> None:
+    items = [Completion(task.task_id, number, reply) for number, reply in enumerate(replies)]
     for item, verdict in zip(items, await service.grade(pool_key, environment, items, 1), strict=True):
         if verdict.verdict == "InfrastructureFailure":
-            what = "its own answer" if item.sample == 0 else "an empty reply"
+            reply = replies[item.sample]
+            shown = f"the reply {_short(reply)}" if reply else "an empty reply"
+            what = "its own answer" if reply == as_reply(task) else shown
             message = f"grading {what} to {_short(task.prompt)}: {verdict.reason}"
             raise SelfCheckFailed("grade", message, str(verdict.evidence.get("traceback", "")))
 
@@ -225,11 +239,6 @@ async def _play(service: GradingService, environment: ResolvedEnvironment, task:
 
 def _fault_of(verdict: Verdict) -> str | None:
     return (verdict.reason or "no reason given") if verdict.verdict == "InfrastructureFailure" else None
-
-
-def as_reply(task: Task) -> str:
-    """Return a task's answer as a reply."""
-    return task.answer if isinstance(task.answer, str) else json.dumps(task.answer)
 
 
 def _short(prompt: object) -> str:
