@@ -48,6 +48,8 @@ _BUILT = ("pip", "image")
 """Packagings that are built into an Image first."""
 _WAIT_S = 2.0
 _TAIL_LINES = 20
+CHECKS_AT_ONCE = 2
+"""Checks that run at the same time: each holds what an environment lists, four times."""
 _FOUND = ("digest", "splits", "grader", "ecosystem", "episodes", "maxTurns", "tools")
 """What a check finds, as the status has it."""
 
@@ -75,6 +77,7 @@ class EnvironmentController(BaseController):
     def __init__(self, grading: GradingService) -> None:
         self._grading = grading
         self._checks: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._slots = asyncio.Semaphore(CHECKS_AT_ONCE)
 
     def eligible(self, obj: Object) -> bool:
         """Tell whether what is there now has not been checked yet."""
@@ -155,7 +158,8 @@ class EnvironmentController(BaseController):
     async def _check(self, obj: Object, image: Object | None) -> dict[str, Any]:
         spec = obj.spec if image is None else {**obj.spec, "build": {"digest": image.status["digest"]}}
         # a key of its own: a check that was started before must not release this one's graders
-        found = await check(self._grading, obj.name, spec, f"check-{obj.uid}-{secrets.token_hex(4)}")
+        async with self._slots:
+            found = await check(self._grading, obj.name, spec, f"check-{obj.uid}-{secrets.token_hex(4)}")
         return {"digest": found.digest, "splits": dict(found.splits), "grader": dict(found.grader), **found.facts}
 
 

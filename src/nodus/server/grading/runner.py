@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,16 @@ from nodus.server.grading.verdicts import storable
 
 LOG_CHARS = 8 * 1024
 """How much is kept of what an environment says about a failure."""
+LINE_BYTES = 4 * MIB
+"""Of one result line: a prompt of several hundred thousand characters fits, six bytes each as JSON escapes them."""
+LINE_VALUES = 200_000
+"""Of one line: nothing else of the server runs while one is parsed."""
+MOST_VALUES = 2_000_000
+"""Of all lines of one command: parsed, each may take a hundred bytes."""
+_FEW_VALUES = 8
+_COUNTED = "; a list or an object counts as many as it has"
+_BETWEEN = (b",", b"[", b"{")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # never goes back, whatever a line holds
 
 
 class RunnerFailed(Exception):
@@ -106,45 +117,102 @@ def _run(runners: Runners, command: Sequence[str], timeout_s: float, limit_bytes
     try:
         process.end_requests()
         deadline = time.monotonic() + timeout_s
-        data = _read_all(process, deadline, limit_bytes)
-        code = None if data is None else process.wait(deadline - time.monotonic())
-        if data is None or code is None:
+        lines = _Lines(limit_bytes, strict=runners.environment.root is None)
+        whole = _read_all(process, deadline, lines)
+        code = process.wait(deadline - time.monotonic()) if whole else None
+        if code is None:
             raise RunnerFailed(f"the environment took longer than {timeout_s:g} s and was stopped", _log(process))
-        return _lines(data, code, process, strict=runners.environment.root is None)
+        return _results(lines, code, process)
     finally:
         process.close()
 
 
-def _read_all(process: GraderProcess, deadline: float, limit_bytes: int) -> bytes | None:
-    """Return all results; None when they were not complete in time."""
-    data = bytearray()
+def _read_all(process: GraderProcess, deadline: float, lines: _Lines) -> bool:
+    """Read all results; False when they were not complete in time."""
     while (chunk := process.exchange(bytearray(), deadline - time.monotonic())) is not None:
         if not chunk:
-            return bytes(data)
-        data += chunk
-        if len(data) > limit_bytes:
-            raise RunnerFailed(f"the environment lists more than {limit_bytes // MIB} MiB of tasks")
-    return None
+            lines.end()
+            return True
+        lines.feed(chunk)
+    return False
 
 
-def _lines(data: bytes, code: int, process: GraderProcess, *, strict: bool) -> list[dict[str, Any]]:
-    """Return the results; where not ``strict``, what else is on standard output is left out."""
-    lines = []
-    for text in data.splitlines():
+class _Lines:
+    """Result lines, read as they come, so that no more of a stranger's is ever held than the bounds say.
+
+    Args:
+        limit_bytes: Of all lines.
+        strict: Whether what else is there than results is a fault, not left out.
+    """
+
+    def __init__(self, limit_bytes: int, *, strict: bool) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.odd = False
+        self._rest = bytearray()
+        self._bytes = self._values = 0
+        self._limit_bytes, self._strict = limit_bytes, strict
+
+    def feed(self, chunk: bytes) -> None:
+        """Take what was read.
+
+        Raises:
+            RunnerFailed: It is too much; the message says which limit it is.
+        """
+        self._bytes += len(chunk)
+        if self._bytes > self._limit_bytes:
+            raise RunnerFailed(f"the environment lists more than {self._limit_bytes // MIB} MiB of tasks")
+        pieces = chunk.split(b"\n")
+        for piece in pieces[:-1]:
+            self._add(piece)
+            self.end()
+        self._add(pieces[-1])
+
+    def end(self) -> None:
+        """Read the line that is there."""
+        text, self._rest = bytes(self._rest), bytearray()
+        for part in text.splitlines() or [b""]:
+            self._read(part)
+
+    def _add(self, piece: bytes) -> None:
+        self._rest += piece
+        if len(self._rest) > LINE_BYTES:
+            most = f"{LINE_BYTES // MIB} MiB"
+            raise RunnerFailed(f"the environment lists more than {most} of tasks in one line; a task has at most that")
+
+    def _read(self, text: bytes) -> None:
+        is_result = text.lstrip().startswith(b"{") and not self.odd
+        values = max(1, _values(text)) if is_result else 1
+        if values > LINE_VALUES:
+            raise RunnerFailed(f"the environment lists a task of more than {LINE_VALUES} values{_COUNTED}")
+        self._values += values
+        if self._values > MOST_VALUES:
+            raise RunnerFailed(f"the environment lists tasks of more than {MOST_VALUES} values together{_COUNTED}")
+        if not is_result:
+            self.odd = self.odd or (self._strict and bool(text.strip()))
+            return
         try:
-            lines.append(json.loads(text))
+            self.found.append(json.loads(text))
         except (ValueError, RecursionError):
-            if strict:
-                message = "the environment's runner printed something that is no result"
-                raise RunnerFailed(message, _log(process)) from None
-    refused = next((line for line in lines if isinstance(line, dict) and "refused" in line), None)
+            self.odd = self._strict
+
+
+def _values(text: bytes) -> int:
+    """Return how many values a line of JSON holds, or somewhat more: parsed, an empty list is fifty times its text."""
+    most = sum(map(text.count, _BETWEEN))
+    return most if most < _FEW_VALUES else sum(map(_STRING.sub(b"", text).count, _BETWEEN))
+
+
+def _results(lines: _Lines, code: int, process: GraderProcess) -> list[dict[str, Any]]:
+    if lines.odd:
+        raise RunnerFailed("the environment's runner printed something that is no result", _log(process))
+    refused = next((line for line in lines.found if "refused" in line), None)
     if refused is not None:
         trace = storable(refused.get("traceback") or "", LOG_CHARS)
         raise RunnerFailed(storable(refused["refused"], LOG_CHARS), trace)
     if code != 0:
         cause = "ran out of memory" if process.oom_kills() else f"ended with exit code {code}"
         raise RunnerFailed(f"the environment's runner {cause}", _log(process))
-    return lines
+    return lines.found
 
 
 def _log(process: GraderProcess) -> str:

@@ -188,10 +188,10 @@ class GradingService:
         command = ["tasks", "--split", split, "--seed", str(seed), *(["--answers"] if with_answers else [])]
         try:
             lines = await run_once(await self._runners(environment), command, TASKS_TIMEOUT_S, TASKS_BYTES)
-            listed = tasks_among(lines) if foreign else lines
-            manifest = Manifest.from_lines(environment.digest, split, seed, listed, with_answers)
+            manifest = await asyncio.to_thread(_manifest, environment, split, seed, lines, with_answers)
             if foreign and split == "train":
-                return held_out_apart(manifest, await self.list_tasks(environment, "test", seed))
+                held_out = await self.list_tasks(environment, "test", seed)
+                return await asyncio.to_thread(held_out_apart, manifest, held_out)
             return manifest
         except (RunnerFailed, GraderNotStarted, ValueError, OSError) as error:
             if self._closed:
@@ -333,6 +333,14 @@ class GradingService:
                 await asyncio.sleep(0)
             verdicts.append(exact_match.grade(item, answers, match))
         return verdicts
+
+
+def _manifest(
+    environment: ResolvedEnvironment, split: str, seed: int, lines: Sequence[Any], with_answers: bool
+) -> Manifest:
+    """Return the manifest of what was listed; takes seconds for many tasks, so it is for threads."""
+    listed = lines if environment.root is None else tasks_among(lines)
+    return Manifest.from_lines(environment.digest, split, seed, listed, with_answers)
 
 
 def _stopping() -> Unavailable:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from nodus.server.grading.oci import layers as unpacking
 from nodus.server.grading.oci.layers import BadImage, Limits, RootDirectory
 
 Member = tuple[str, str | bytes | None]
@@ -212,6 +213,21 @@ def test_bounds_hold_for_files_and_bytes_over_all_layers(tree: Tree) -> None:
         tree.apply(layers, Limits(bytes=2500))
 
 
+def test_paths_of_a_layer_are_bounded_together(tree: Tree) -> None:
+    long = "/".join("x" * 200 for _ in range(5))
+    layers = [tar(*((f"{number}/{long}/{index}", None) for index in range(5))) for number in range(3)]
+    tree.apply(layers, Limits(path_bytes=12_000))
+    with pytest.raises(BadImage, match="paths have more than"):
+        tree.apply([tar(*((f"{number}/{long}", None) for number in range(5)))], Limits(path_bytes=12_000))
+    assert tree.untouched()
+
+
+def test_more_directories_than_are_remembered_are_found_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacking, "_KNOWN_DIRECTORIES", 3)
+    tree.apply([tar(*((f"d{index % 7}/{index}", str(index)) for index in range(70)))])
+    assert all((tree.root / f"d{index % 7}" / str(index)).read_text() == str(index) for index in range(70))
+
+
 def test_a_small_layer_of_gigabytes_is_stopped_early(tree: Tree) -> None:
     info = tarfile.TarInfo("zeros")
     info.size = 1 << 40
@@ -261,3 +277,9 @@ def test_a_line_is_added_to_a_file_of_the_image_alone(tree: Tree) -> None:
     root.append("/b/passwd", "nodus:x:10001:\n", unless=":10001:")
     assert tree.untouched()
     assert (tree.root / "b/passwd").read_text() == "root:x:0:0\nnodus:x:10001:\n"
+
+
+def test_a_line_is_not_added_below_what_is_no_directory(tree: Tree) -> None:
+    tree.apply([tar(("etc", "a file"))])
+    with pytest.raises(BadImage, match="its /etc is no directory"):
+        RootDirectory(tree.root, Limits()).append("/etc/passwd", "nodus\n", unless="nodus")

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from nodus.core.clock import Clock, rfc3339
+from nodus.server.grading.verdicts import storable
 
 StepPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Skipped"]
+MESSAGE_CHARS = 8000
+"""Of a message of a build, which may quote what strangers say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,10 @@ class BuildFailed(Exception):
     def __init__(
         self, message: str, fix: str = "", *, transient: bool = False, reason: str = "EnvironmentBuildFailed"
     ) -> None:
+        message = storable(message, MESSAGE_CHARS)
         super().__init__(message)
-        self.message, self.fix, self.transient, self.reason = message, fix, transient, reason
+        self.message, self.fix = message, storable(fix, MESSAGE_CHARS)
+        self.transient, self.reason = transient, reason
 
 
 class BuildStopped(Exception):
@@ -151,7 +156,7 @@ class Report:
 
     def write(self, data: bytes | str) -> None:
         """Add to the log."""
-        self._write(data.encode() if isinstance(data, str) else data)
+        self._write(data.encode(errors="replace") if isinstance(data, str) else data)
 
     def check(self) -> None:
         """End here where the build is to end.
@@ -176,10 +181,13 @@ class Report:
 
     def skip(self, message: str) -> None:
         """Say that no step is needed."""
-        self._steps = tuple(replace(step, phase="Skipped", message=message) for step in self._steps)
+        shown = storable(message, MESSAGE_CHARS)
+        self._steps = tuple(replace(step, phase="Skipped", message=shown) for step in self._steps)
         self.write(f"== {message}\n")
 
     def _change(self, name: str, **changes: Any) -> None:
+        if changes.get("message") is not None:
+            changes["message"] = storable(changes["message"], MESSAGE_CHARS)
         self._steps = tuple(replace(step, **changes) if step.name == name else step for step in self._steps)
 
     def _now(self) -> str:

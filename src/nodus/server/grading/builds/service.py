@@ -180,16 +180,16 @@ class Builds:
         except BuildStopped:
             return
         except BuildFailed as failure:
-            report.fail(failure.message)
-            running.failure = failure
+            running.failure = failure  # first: whatever becomes of the report, the build has ended
+            _fail(report, failure.message)
         except OSError as error:
-            report.fail(f"the server's disk: {error.strerror or error}")
             fix = "Look at the server's disk and its log; it is tried again."
             running.failure = BuildFailed(f"the server could not build: {error}", fix, transient=True)
+            _fail(report, f"the server's disk: {error.strerror or error}")
             log.exception("the build of %s failed", order.image)
         except Exception as error:
-            report.fail(f"a fault of the server: {type(error).__name__}")
             running.failure = BuildFailed(f"a fault of the server: {error!r}", "See the server's log.")
+            _fail(report, f"a fault of the server: {type(error).__name__}")
             log.exception("the build of %s failed", order.image)
         finally:
             running.tail.close()
@@ -209,6 +209,11 @@ class Builds:
             return build
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def _fail(report: Report, message: str) -> None:
+    with contextlib.suppress(OSError):  # the log's disk may be what is wrong
+        report.fail(message)
 
 
 class _Tail:

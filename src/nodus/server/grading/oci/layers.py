@@ -24,6 +24,7 @@ from typing import IO, Any
 import zstandard
 
 from nodus.core.errors import NodusError
+from nodus.server.grading.verdicts import storable
 from nodus.server.tarfiles import BROKEN, BoundedTarInfo
 
 MIB = 1 << 20
@@ -33,6 +34,8 @@ _MAX_LINKS = 40  # as the kernel
 _MAX_DEPTH = 128
 _MAX_PATH_BYTES = 2048
 _MAX_NAME_BYTES = 255
+_KNOWN_DIRECTORIES = 4096
+_MESSAGE_CHARS = 4000
 _MAX_TIME = (1 << 32) - 1
 _ZSTD_WINDOW_BYTES = 128 * MIB
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -46,6 +49,9 @@ class BadImage(NodusError):
 
     reason, status = "BadImage", 422
 
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        super().__init__(storable(message, _MESSAGE_CHARS), fix=fix)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -58,6 +64,7 @@ class Limits:
         packed_bytes: Of all layers as the registry has them.
         pull_s: Seconds that the pull may take.
         unpack_s: Seconds that unpacking may take.
+        path_bytes: Of the paths of one layer together, their directories' included: they are held while it is applied.
     """
 
     bytes: int = 16 << 30
@@ -66,6 +73,7 @@ class Limits:
     packed_bytes: int = 8 << 30
     pull_s: float = 1800.0
     unpack_s: float = 900.0
+    path_bytes: int = 64 * MIB
 
 
 class RootDirectory:
@@ -97,6 +105,7 @@ class RootDirectory:
         self._check = check
         self._known: dict[tuple[str, ...], str] = {(): self._root}
         self._made: set[str] = set()
+        self._path_bytes = 0
         self.bytes = 0
         self.files = 0
 
@@ -108,6 +117,7 @@ class RootDirectory:
             OSError: For the disk's own troubles.
         """
         self._made = set()  # whiteouts are about the layers below, never about their own
+        self._path_bytes = 0
         try:
             with blob.open("rb") as packed:
                 most = self._most_bytes + self._limits.files * 2048  # with headers and padding
@@ -139,9 +149,15 @@ class RootDirectory:
         return self._resolve(_parts(path))
 
     def append(self, path: str, text: str, unless: str) -> None:
-        """Add text to a small file inside, made if missing; not where it holds ``unless``, or is no plain file."""
+        """Add text to a small file inside, made if missing; not where it holds ``unless``, or is no plain file.
+
+        Raises:
+            BadImage: What it would be in is no directory.
+        """
         parts = _parts(path)
         parent = self._resolve(parts[:-1])
+        if parent is not None and not stat.S_ISDIR(os.lstat(parent).st_mode):
+            raise BadImage(f"its {'/' + '/'.join(parts[:-1])} is no directory")
         place = f"{parent}/{parts[-1]}"
         found = None if parent is None else _lstat(place)
         if parent is None or (found is not None and not (stat.S_ISREG(found.st_mode) and found.st_size < MIB)):
@@ -251,6 +267,8 @@ class RootDirectory:
         if place is None:
             place = self._resolve(parts, create=True)
             assert place is not None
+            if len(self._known) >= _KNOWN_DIRECTORIES:
+                self._forget()
             self._known[parts] = place
         return place
 
@@ -292,6 +310,9 @@ class RootDirectory:
         """Remember that this layer made something, so that its own whiteouts spare it."""
         while place not in self._made and place != self._root:
             self._made.add(place)
+            self._path_bytes += len(place) - len(self._root)
+            if self._path_bytes > self._limits.path_bytes:
+                raise BadImage(f"a layer's paths have more than {self._limits.path_bytes >> 20} MiB together")
             place = place.rpartition("/")[0]
 
     def _forget(self) -> None:

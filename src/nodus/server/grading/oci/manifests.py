@@ -18,6 +18,7 @@ _MANIFEST = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.dock
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENVIRONMENT_BYTES = 64 * 1024
+_MAX_SIZE = (1 << 63) - 1
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -137,7 +138,10 @@ def _plain(text: str) -> bool:
 
 def _for_this_machine(index: Mapping[str, Any]) -> str:
     offered = []
-    for entry in index.get("manifests") or []:
+    entries = index.get("manifests") or []
+    if not isinstance(entries, list):
+        raise BadImage("its manifest's list of images is no list")
+    for entry in entries:
         where = entry.get("platform") if isinstance(entry, Mapping) else None
         if not isinstance(where, Mapping):
             continue
@@ -156,7 +160,7 @@ def _blob(value: Any, field: str) -> Blob:
     digest, size = value.get("digest"), value.get("size")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise BadImage(f"its manifest's {field} has no sha256 digest")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
         raise BadImage(f"its manifest's {field} has no size")
     return Blob(digest, size)
 
