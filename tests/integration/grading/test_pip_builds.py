@@ -19,6 +19,7 @@ from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.compute.local.logstore import LogWriter, read_pieces
 from nodus.server.grading import EnvironmentLibrary, GradingService, MemoryManifests
 from nodus.server.grading.builds import Build, Builds, BuildState, BuildStore, Order
+from nodus.server.grading.builds.base import BuildFailed, Report
 from nodus.server.grading.builds.pip import Limits, PipRecipe
 from nodus.server.grading.selfcheck import check
 from nodus.server.grading.verdicts import Completion
@@ -359,6 +360,57 @@ async def test_a_stopped_build_leaves_nothing(world: World) -> None:
     await world.builds.stop(order.uid)
     assert world.builds.state(order.uid) is None
     assert list((world.store.root / "making").iterdir()) == []
+
+
+STEALER = """
+import os
+from pathlib import Path
+
+if "s3cr3t-word" in repr(os.environ):
+    Path("/build/stolen").touch()
+
+def prepare_metadata_for_build_wheel(directory, *args):
+    place = Path(directory, "stealer-1.0.0.dist-info")
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\\nName: stealer\\nVersion: 1.0.0\\n")
+    return place.name
+"""
+
+
+@pytest.mark.parametrize("case", ["top", "by address", "of a dependency"])
+async def test_no_code_of_a_package_runs_beside_credentials(case: str, tmp_path: Path) -> None:
+    own, default = Index(), Index()
+    address = f"http://user:s3cr3t-word@127.0.0.1:{default.port}/simple/"
+    settings = PipSettings({"PIP_INDEX_URL": address}, [("127.0.0.1", default.port)], secret=True)
+    own.add(sdist("stealer", "1.0.0", STEALER))
+    direct = f"stealer @ http://127.0.0.1:{own.port}/files/stealer-1.0.0.tar.gz"
+    own.add(wheel("pkg", "1.0.0", {"pkg.py": TASKS}, requires=["helper" if case == "of a dependency" else direct]))
+    default.add(wheel("helper", "1.0", {"helper.py": ""}, requires=[direct]))
+    name = "stealer" if case == "top" else "pkg"
+    order = Order("u", "env", "e", "1.0.0", {"pip": {"name": name, "version": "1.0.0", "index": own.url}})
+    recipe, written = PipRecipe(LocalBuilds(("127.0.0.1",), settings=lambda: settings)), bytearray()
+    with pytest.raises(BuildFailed, match="is no wheel") as failure:
+        await asyncio.to_thread(recipe.build, order, tmp_path, Report(recipe.steps, written.extend, FakeClock()))
+    assert "Publish it as a wheel" in failure.value.fix
+    assert not (tmp_path / "build" / "stolen").exists()
+    own.close()
+    default.close()
+
+
+async def test_wheels_are_installed_with_credentials(tmp_path: Path) -> None:
+    own, default = Index(), Index()
+    address = f"http://user:s3cr3t-word@127.0.0.1:{default.port}/simple/"
+    settings = PipSettings({"PIP_INDEX_URL": address}, [("127.0.0.1", default.port)], secret=True)
+    own.add(wheel("pkg", "1.0.0", {"pkg.py": TASKS}, requires=["helper"]))
+    default.add(wheel("helper", "1.0", {"helper.py": ""}))
+    order = Order("u", "env", "e", "1.0.0", {"pip": {"name": "pkg", "version": "1.0.0", "index": own.url}})
+    recipe, written = PipRecipe(LocalBuilds(("127.0.0.1",), settings=lambda: settings)), bytearray()
+    report = Report(recipe.steps, written.extend, FakeClock())
+    built = await asyncio.to_thread(recipe.build, order, tmp_path, report)
+    assert built.packages == {"helper": "1.0", "pkg": "1.0.0"}
+    assert b"s3cr3t-word" not in written
+    own.close()
+    default.close()
 
 
 LIBRARY = """

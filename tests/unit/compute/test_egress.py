@@ -109,3 +109,51 @@ def test_many_at_once(ask: Ask, index: Index) -> None:
 )
 def test_what_is_no_address_is_answered(request_line: bytes, ask: Ask) -> None:
     assert ask(request_line + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433", "[::ffff:127.0.0.1]"])
+@pytest.mark.parametrize("port", ["another", "proxy"])
+def test_the_operators_proxy_is_no_place_to_ask_for(
+    ask: Ask, refusals: list[str], monkeypatch: pytest.MonkeyPatch, host: str, port: str
+) -> None:
+    other = Index()
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{other.port}")
+    monkeypatch.setenv("https_proxy", f"http://localhost:{other.port}")
+    wanted = other.port if port == "proxy" else 1
+    assert b" 403 " in ask(f"CONNECT {host}:{wanted} HTTP/1.1\r\n\r\n".encode())
+    assert b" 403 " in ask(f"GET http://{host}:{wanted}/ HTTP/1.1\r\n\r\n".encode())
+    assert len(refusals) == 2
+    assert other.asked == []
+    other.close()
+
+
+def ask_once(directory: Path, guard: Guard, ports: list[int], request: str) -> str:
+    """Return the first line, then the refusals, of a proxy with these ports."""
+    refusals: list[str] = []
+    egress = Egress(directory / "net.sock", guard, (), refusals.append, ports=ports)
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(10)
+            client.connect(str(directory / "net.sock"))
+            client.sendall(request.encode() + b"\r\n\r\n")
+            return client.recv(4096).decode().split("\r\n")[0] + "".join(refusals)
+    finally:
+        egress.close()
+
+
+@pytest.mark.parametrize("request_line", ["CONNECT 8.8.8.8:22 HTTP/1.1", "GET http://8.8.8.8:6379/ HTTP/1.1"])
+def test_other_ports_of_public_places_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_line: str
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 22))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+    answer = ask_once(tmp_path, Guard(()), [8443], request_line)
+    assert answer.startswith("HTTP/1.1 403 ")
+    assert "a build reaches ports 80, 443, 8443; the operator can allow this host" in answer
+
+
+def test_every_port_of_a_place_that_the_operator_allows(tmp_path: Path, index: Index) -> None:
+    request = f"CONNECT 127.0.0.1:{index.port} HTTP/1.1"
+    assert ask_once(tmp_path, Guard(["127.0.0.0/8"]), [], request).startswith("HTTP/1.1 200 ")
+    # A listed port alone makes no address public.
+    assert ask_once(tmp_path, Guard(()), [index.port], request).startswith("HTTP/1.1 403 ")

@@ -36,6 +36,11 @@ from nodus.server.sources.guard import AddressRefused, Guard, is_public
         ("2002:7f00:1::", False),
         ("64:ff9b::a00:1", False),
         ("64:ff9b::808:808", True),
+        ("168.63.129.16", False),
+        ("::ffff:168.63.129.16", False),
+        ("::8.8.8.8", False),
+        ("fec0::1", False),
+        ("64:ff9b:1::a00:1", False),
     ],
 )
 def test_public_addresses(address: str, public: bool) -> None:
@@ -82,3 +87,19 @@ def test_unknown_host_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         Guard().addresses("nowhere", 80)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.lan:3128")
     assert Guard().addresses("nowhere", 443) == []
+
+
+def test_a_proxy_is_exempt_only_where_the_operator_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, "10.0.0.1")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.lan:3128")
+    assert Guard().addresses("proxy.lan", 3128) == ["10.0.0.1"]
+    with pytest.raises(AddressRefused):
+        Guard().addresses("proxy.lan", 3128, exempt_proxies=False)
+
+
+def test_what_the_operator_has_listed() -> None:
+    guard = Guard(["minio.lan", "10.0.0.0/8"])
+    assert guard.lists("MINIO.lan.", [])
+    assert guard.lists("x", ["10.0.0.1", "10.0.0.2"])
+    assert not guard.lists("x", ["10.0.0.1", "8.8.8.8"])
+    assert not guard.lists("x", [])

@@ -27,6 +27,7 @@ class BuildCommand:
             machine.
         readable: The same, of directories and files that it may read.
         hosts: Hosts and ports that it may reach wherever they are: the operator's own index.
+        ports: Ports of public addresses that it may reach besides 80 and 443: of the package's own index.
         timeout_s: Wall time.
         disk_bytes: The most that its writable directories may hold.
         memory_bytes: Memory of all its processes together.
@@ -39,6 +40,7 @@ class BuildCommand:
     writable: Mapping[str, Path] = field(default_factory=dict)
     readable: Mapping[str, Path] = field(default_factory=dict)
     hosts: Sequence[tuple[str, int]] = ()
+    ports: Sequence[int] = ()
     timeout_s: float = 600.0
     disk_bytes: int = 4 * GIB
     memory_bytes: int = 2 * GIB

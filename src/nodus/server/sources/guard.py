@@ -19,6 +19,17 @@ from nodus.server.sources.base import ImportFailed
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_ALSO_PRIVATE = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "168.63.129.16/32",  # a cloud's service for its machines, in public dress
+            "::/96",  # IPv4 inside IPv6, as it was once written
+            "fec0::/10",  # a site's own
+            "64:ff9b:1::/48",  # a network's own NAT64: it leads to its private addresses
+        ),
+    )
+)
 SETTING = "NODUS_SERVER_SOURCE_HOSTS"
 
 
@@ -67,15 +78,20 @@ class Guard:
 
         socket.getaddrinfo = guarded
 
-    def addresses(self, host: str, port: int) -> list[str]:
+    def addresses(self, host: str, port: int, *, exempt_proxies: bool = True) -> list[str]:
         """Look a host up and return its addresses; none where a proxy has to do that.
+
+        Args:
+            host: A name, or an address in any spelling.
+            port: The port to connect to.
+            exempt_proxies: Whether the operator's proxies may be anywhere. Not for who names the host itself.
 
         Raises:
             AddressRefused: One of them is not public.
             ImportFailed: The host is unknown.
         """
         if (literal := _literal(host)) is not None:
-            self._check(host, [literal])
+            self._check(host, [literal], exempt_proxies)
         try:
             found = self._resolve(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -85,16 +101,26 @@ class Guard:
                 "SourceUnavailable", f"the host {host[:120]!r} is unknown", "check the address", transient=True
             ) from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        self._check(host, addresses)
+        self._check(host, addresses, exempt_proxies)
         return addresses
 
-    def _check(self, host: str, addresses: Iterable[str]) -> None:
+    def lists(self, host: str, addresses: Iterable[str]) -> bool:
+        """Tell whether the operator has named a host, or the networks of all its addresses."""
+        if host.lower().rstrip(".") in self._hosts:
+            return True
+        found = [ipaddress.ip_address(text.partition("%")[0]) for text in addresses]
+        return bool(found) and all(self._listed(address) for address in found)
+
+    def _listed(self, address: Address) -> bool:
+        return any(address in network for network in self._networks)
+
+    def _check(self, host: str, addresses: Iterable[str], exempt_proxies: bool = True) -> None:
         name = host.lower().rstrip(".")
-        if name in self._hosts or name in self._proxied:
+        if name in self._hosts or (exempt_proxies and name in self._proxied):
             return
         for text in addresses:
             address = ipaddress.ip_address(text.partition("%")[0])
-            if not is_public(address) and not any(address in network for network in self._networks):
+            if not is_public(address) and not self._listed(address):
                 raise AddressRefused(host, text)
 
 
@@ -120,4 +146,6 @@ def is_public(address: Address) -> bool:
             return False
         if inner is not None and address.ipv4_mapped:
             return True
+    if any(address in network for network in _ALSO_PRIVATE):
+        return False
     return address.is_global and not address.is_multicast

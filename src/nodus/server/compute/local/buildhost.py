@@ -72,7 +72,9 @@ class LocalBuilds:
         self._require_isolation()
         refused: dict[str, None] = {}
         door = scratch / "net.sock"
-        egress = Egress(door, Guard(self._allowed), command.hosts, lambda why: refused.setdefault(why))
+        egress = Egress(
+            door, Guard(self._allowed), command.hosts, lambda why: refused.setdefault(why), ports=command.ports
+        )
         try:
             for directory in command.writable.values():
                 own_directory(directory)

@@ -3,7 +3,7 @@
 A build runs code of strangers. From where the server stands, it could otherwise talk to whatever only the server
 reaches: its own API, a cloud's metadata service, other machines of the network. So its sandbox has an empty network,
 and a proxy whose other end is here. The name is looked up here, and the very address that was checked is connected to.
-Where the operator routes requests through a proxy, they go there.
+Where the operator routes requests through a proxy, they go there; the proxy itself is no place to ask for.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from urllib.request import getproxies, proxy_bypass
 
 from nodus.server.compute.local.netdoor import relay
 from nodus.server.sources.base import ImportFailed
-from nodus.server.sources.guard import AddressRefused, Guard
+from nodus.server.sources.guard import SETTING, AddressRefused, Guard
 
 CONNECT_TIMEOUT_S = 15.0
 IDLE_TIMEOUT_S = 300.0
 MAX_CONNECTIONS = 64
 _HEAD_BYTES = 64 * 1024
+_PORTS = frozenset({80, 443})
 
 Place = tuple[str, int]
 """A host and a port."""
@@ -48,10 +49,19 @@ class Egress:
         guard: Decides about addresses.
         allowed: Hosts with their ports that may be anywhere: the operator's own package index.
         say: Told of what is refused.
+        ports: Ports of public addresses besides those of HTTP and HTTPS: of an index that somebody has named.
     """
 
-    def __init__(self, path: Path, guard: Guard, allowed: Iterable[Place], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        guard: Guard,
+        allowed: Iterable[Place],
+        say: Callable[[str], None],
+        ports: Iterable[int] = (),
+    ) -> None:
         self._guard = guard
+        self._ports = _PORTS.union(ports)
         self._allowed = frozenset((host.lower(), port) for host, port in allowed)
         self._say = say
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -158,11 +168,16 @@ class Egress:
 
     def _addresses(self, host: str, port: int) -> list[str]:
         try:
-            return self._guard.addresses(host, port)
+            found = self._guard.addresses(host, port, exempt_proxies=False)
         except AddressRefused as refused:
             raise Refused(403, f"{refused}: a build reaches public addresses only") from None
         except ImportFailed as failure:
             raise Refused(502, failure.message) from None
+        if port not in self._ports and not self._guard.lists(host, found):
+            ports = ", ".join(map(str, sorted(self._ports)))
+            fix = f"the operator can allow this host: {SETTING}={host[:120]}"
+            raise Refused(403, f"port {port} of {host[:120]} is out of reach: a build reaches ports {ports}; {fix}")
+        return found
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:

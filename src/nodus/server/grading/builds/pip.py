@@ -31,16 +31,29 @@ from nodus.core.digests import digest_of
 from nodus.server.compute.builds import GIB, BuildCommand, BuildEnded, BuildHost, BuildNotStarted, PipSettings
 from nodus.server.grading.builds import installed, pipfailures
 from nodus.server.grading.builds.base import BuildFailed, BuildStopped, Built, Order, Report
-from nodus.server.grading.builds.facts import checked_info
 from nodus.server.grading.environments import GRADER_PROTOCOL
-from nodus.server.grading.verdicts import storable
 
 MIB = 1024 * 1024
 DISK_BYTES = 4 * GIB
 DOWNLOAD_TIMEOUT_S, INSTALL_TIMEOUT_S, LOAD_TIMEOUT_S = 600.0, 1800.0, 1800.0
 LOAD_MEMORY_BYTES = 4 * GIB
 _TAIL_BYTES = 64 * 1024
-_PIP = ("/bin/sh", "-c", 'mkdir -p "$TMPDIR" && exec "$@"', "sh", "{python}", "-s", "-P", "-B", "-m", "pip")
+_PYTHON = ("/bin/sh", "-c", 'mkdir -p "$TMPDIR" && exec "$@"', "sh", "{python}", "-s", "-P", "-B")
+_PIP = (*_PYTHON, "-m", "pip")
+_ALONE = """
+import runpy, sys
+def alone(event, args):
+    if event in STARTS:
+        raise OSError("a package would run code to be built, beside the credentials of the server's index")
+STARTS = {
+    "subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "pty.spawn",
+}
+sys.addaudithook(alone)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+_PIP_ALONE = (*_PYTHON, "-c", _ALONE)
+"""pip that starts no process. It builds packages in processes of their own, and that it takes wheels alone does
+not hold for local files, nor for what a dependency names by its address."""
 _QUIET = ("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar", "off", "--no-color")
 _RETRIES = ("--retries", "2", "--log", "/build/pip.log")
 _REPORT_BYTES = 64 * MIB
@@ -101,7 +114,7 @@ class PipRecipe:
         shutil.rmtree(work / "build", ignore_errors=True)
         (work / "constraints.txt").unlink(missing_ok=True)
         report.say("hashing what was built")
-        counts = ", ".join(f"{count} {split}" for split, count in sorted(facts["splits"].items(), reverse=True))
+        counts = ", ".join(f"{count} {split}" for split, count in sorted(dict(facts["splits"]).items(), reverse=True))
         installed.drop_locks(work / "cache")
         content = {
             "recipe": "pip", "protocol": GRADER_PROTOCOL, "python": self._host.python(), "loader": loader,
@@ -111,7 +124,7 @@ class PipRecipe:
             "loader": loader, "python": ".".join(map(str, sys.version_info[:2])),
             "runsCode": installed.mentions(work / "site", b"nodus.grader.code"), "info": facts,
         }  # fmt: skip
-        report.say(f"{facts.get('kind', 'no kind')[:40]}: {counts[:80]} tasks")
+        report.say(f"{str(facts.get('kind'))[:40]}: {counts[:80]} tasks")
         return Built(content, kept, packages)
 
 
@@ -164,6 +177,8 @@ class _Job:
     def install(self, wheel: Path) -> dict[str, str]:
         """Install it with its dependencies, which come from the default index; return all names and versions."""
         self._report.step("install", f"{wheel.name} and its dependencies from the default index")
+        if self._settings.secret and not wheel.name.endswith(".whl"):
+            raise pipfailures.needs_wheel(wheel.name)
         arguments = ["install", "--target", "/build/site", "--no-compile", "--no-warn-conflicts"]
         arguments += ["--no-warn-script-location", "--report", "/build/report.json", f"/build/top/{wheel.name}"]
         given = self._settings.env.get("PIP_CONSTRAINT", "")
@@ -225,7 +240,7 @@ class _Job:
         ended, said = self._run(command)
         answer = _answer(said)
         if "splits" in answer and ended.code == 0 and not ended.broke:
-            return checked_info(answer)
+            return answer
         raise pipfailures.of_load(loader, ended, str(answer.get("refused") or ""), said)
 
     def _own_index(self) -> PipSettings:
@@ -235,6 +250,11 @@ class _Job:
         if url.scheme == "http":
             env["PIP_TRUSTED_HOST"] = url.netloc
         return PipSettings(env=env)
+
+    def _index_ports(self) -> Sequence[int]:
+        """Return the port of the package's own index where its address names one."""
+        port = urlsplit(self._index or "").port
+        return (port,) if port else ()
 
     def _pip(self, arguments: Sequence[str], settings: PipSettings, timeout_s: float) -> tuple[BuildEnded, str]:
         pip = self._host.pip()
@@ -246,9 +266,10 @@ class _Job:
         }  # fmt: skip
         if settings.secret:
             env["PIP_ONLY_BINARY"] = ":all:"  # no code of a package runs beside the operator's credentials
+        program = _PIP_ALONE if settings.secret else _PIP
         command = BuildCommand(
-            argv=(*_PIP, *arguments, *_QUIET, *_RETRIES), env=env, home="/build/tmp",
-            hosts=settings.hosts, timeout_s=timeout_s,
+            argv=(*program, *arguments, *_QUIET, *_RETRIES), env=env, home="/build/tmp",
+            hosts=settings.hosts, ports=self._index_ports(), timeout_s=timeout_s,
             writable={"/build": self._box},
             readable={
                 "/opt/pip/pip": pip, _CONSTRAINTS_INSIDE: self._constraints,
@@ -301,8 +322,7 @@ def _packages(path: Path) -> dict[str, str]:
     try:
         report = json.loads(_read(path))
         found = {
-            storable(item["metadata"]["name"], 100): storable(item["metadata"]["version"], 60)
-            for item in report["install"]
+            str(item["metadata"]["name"])[:100]: str(item["metadata"]["version"])[:60] for item in report["install"]
         }
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}

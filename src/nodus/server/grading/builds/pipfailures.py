@@ -21,6 +21,7 @@ _AWAY = (
     "Connection refused",
     "can't be reached",
 )
+_WOULD_RUN = "a package would run code to be built"
 _SHOWN = 12
 _REASON_CHARS = 400
 
@@ -58,6 +59,12 @@ def of_download(name: str, version: str, where: str, ended: BuildEnded, said: st
     return BuildFailed(f"pip could not download {wanted} from {where}: {_last_error(said)}", _SEE_LOG)
 
 
+def needs_wheel(file: str) -> BuildFailed:
+    """Return that something is no wheel where no code of a package may run."""
+    fix = "Publish it as a wheel: the server's index has credentials, and no code of a package runs beside them."
+    return BuildFailed(f"{file[:120]} is no wheel and would run code to be installed", fix)
+
+
 def of_install(file: str, ended: BuildEnded, said: str) -> BuildFailed:
     """Return why a package could not be installed with its dependencies."""
     if (failure := _stopped(ended, f"installing {file}")) or (
@@ -71,6 +78,8 @@ def of_install(file: str, ended: BuildEnded, said: str) -> BuildFailed:
         versions = "" if found[2] == "none" else f" among {found[2][:200]}"
         fix = "Dependencies come from the server's default index alone; publish that one there, or bundle it."
         return BuildFailed(f"the default index has no {found[1]}{versions}, which {file} depends on", fix)
+    if _WOULD_RUN in said:
+        return needs_wheel(f"something that {file} depends on")
     if "conflicting dependencies" in said:
         return BuildFailed(f"the dependencies of {file} exclude each other: {_last_error(said)}", _SEE_LOG)
     return BuildFailed(f"pip could not install {file}: {_last_error(said)}", _SEE_LOG)
