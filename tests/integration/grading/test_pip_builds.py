@@ -23,6 +23,7 @@ from nodus.server.grading.builds.base import BuildFailed, Report
 from nodus.server.grading.builds.pip import Limits, PipRecipe
 from nodus.server.grading.selfcheck import check
 from nodus.server.grading.verdicts import Completion
+from nodus.server.trees import remove_tree
 from tests.integration.grading.packageindex import TASKS, Index, sdist, wheel
 from tests.interop._published import cache, run
 
@@ -94,6 +95,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         await world.builds.close()
         world.own.close()
         world.default.close()
+    remove_tree(tmp_path)  # the test runner's own removal recurses
 
 
 @pytest.fixture
@@ -345,6 +347,29 @@ async def test_limits_of_time_disk_and_output(make: Make) -> None:
     )
     step, message = failed(await world.build(world.order("fat", uid="u4")))
     assert step == "load"
+
+
+DEEP = """
+import os, time
+os.chdir(os.environ["HOME"])
+for _ in range(3000):
+    os.mkdir("deeper")
+    os.chdir("deeper")
+time.sleep(%s)
+"""
+
+
+async def test_nested_directories_end_the_build_and_are_removed(world: World) -> None:
+    left = world.store.begin("left")  # by a server that was killed
+    world.own.add(wheel("wait", "1.0.0", {"wait.py": DEEP % 600}))
+    step, message = failed(await world.build(world.order("wait")))
+    assert step == "load"
+    assert "it nested directories more than 200 deep" in message
+    world.own.add(wheel("quick", "1.0.0", {"quick.py": DEEP % 0 + TASKS}))
+    assert "it nested directories more than 200 deep" in failed(await world.build(world.order("quick", uid="u2")))[1]
+    assert list((world.store.root / "making").iterdir()) == [left]
+    await Builds(world.store, {}, LogWriter).start()
+    assert not (world.store.root / "making").exists()
 
 
 async def test_a_stopped_build_leaves_nothing(world: World) -> None:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from nodus.core.clock import SystemClock
 from nodus.core.kinds.environment import Package, PipPackage
 from nodus.core.kinds.image import image_name
 from nodus.grader.cache import Mirror
-from nodus.server.compute.builds import BuildEnded
+from nodus.server.compute.builds import BuildCommand, BuildEnded
 from nodus.server.compute.local import pipsettings
-from nodus.server.grading.builds import BuildFailed, BuildStore, Built, installed, pipfailures
+from nodus.server.compute.local.buildhost import _excess
+from nodus.server.compute.local.logstore import LogWriter
+from nodus.server.grading.builds import (
+    BuildFailed,
+    Builds,
+    BuildStopped,
+    BuildStore,
+    Built,
+    Report,
+    installed,
+    pipfailures,
+)
 from nodus.server.kinds.pippackages import problems
+from nodus.server.trees import MAX_DEPTH, TreeRefused, entries, remove_tree
 
 WHERE = "the default index"
 
@@ -128,6 +141,99 @@ def test_a_build_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     store.clear_work()
     assert not (tmp_path / "builds" / "making").exists()
     assert store.find("../../etc") is None
+
+
+def nest(root: Path, levels: int, name: str = "d" * 8) -> None:
+    """Make nested directories, the deepest beyond what any path can name."""
+    root.mkdir(parents=True, exist_ok=True)
+    place = os.open(root, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=place)
+        place, above = os.open(name, os.O_RDONLY, dir_fd=place), place
+        os.close(above)
+    os.close(os.open("file", os.O_CREAT, dir_fd=place))
+    os.close(place)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory that is removed whatever is in it: the test runner's own removal recurses."""
+    yield tmp_path
+    remove_tree(tmp_path)
+
+
+async def test_nested_directories_are_refused_and_removed(place: Path) -> None:
+    store = BuildStore(place / "builds")
+    work = store.begin("u")
+    nest(work / "cache", 1500)
+    (place / "linked").mkdir()
+    (place / "linked" / "kept").touch()
+    os.symlink(place / "linked", work / "cache" / "link")
+    for look in (installed.tree_digest, installed.drop_locks, installed.drop_bytecode):
+        with pytest.raises(TreeRefused, match=f"more than {MAX_DEPTH} deep"):
+            look(work / "cache")
+    with pytest.raises(TreeRefused):
+        store.finish("key", work, Built({}))
+    await Builds(store, {}, LogWriter).start()
+    assert not (place / "builds" / "making").exists()
+    assert (place / "linked" / "kept").exists()
+    assert remove_tree(place / "absent")
+
+
+async def test_builds_start_beside_what_cannot_be_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BuildStore(place / "builds")
+    nest(store.begin("u"), 1500)
+    monkeypatch.setenv("PATH", str(place))  # no rm, and the library's own removal recurses
+    await Builds(store, {}, LogWriter).start()
+    assert store.begin("u").is_dir()
+    monkeypatch.undo()
+    store.clear_work()
+    assert not (place / "builds" / "making").exists()
+
+
+def test_bounds_of_what_a_command_writes(place: Path) -> None:
+    root = place / "cache"
+    command = BuildCommand(argv=[], writable={"/cache": root}, disk_bytes=1 << 20)
+    assert _excess(command) == ""
+    nest(root, 3)
+    assert _excess(command) == ""
+    assert len(list(entries(root, 4))) == 4
+    with pytest.raises(TreeRefused, match="more than 3 files"):
+        list(entries(root, 3))
+    with (root / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    assert "wrote more than" in _excess(command)
+    (root / "sparse").unlink()
+    nest(root / "long", 15, "n" * 250)
+    assert "paths of more than" in _excess(command)
+    assert remove_tree(root / "long")
+    nest(root / "deep", 1500)
+    assert "nested directories more than" in _excess(command)
+
+
+def test_hashing_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(bytes(3 << 20))
+    report = Report(("load",), lambda data: None, SystemClock())
+    looks: list[bool] = []
+
+    def check() -> None:
+        report.check()
+        looks.append(True)
+        if len(looks) == 2:
+            report.stopping.set()
+
+    with pytest.raises(BuildStopped):
+        installed.tree_digest(tmp_path, check)
+    assert len(looks) == 2
+    with pytest.raises(BuildStopped):
+        installed.mentions(tmp_path, b"text", report.check)
+
+
+def test_a_text_is_found_across_pieces_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(bytes((1 << 20) - 3) + b"the text" + bytes(2 << 20))
+    (tmp_path / "b.txt").write_bytes(b"other text")
+    assert installed.mentions(tmp_path, b"the text")
+    assert not installed.mentions(tmp_path, b"other text")
 
 
 def test_a_cache_is_shown_again_as_the_build_left_it(tmp_path: Path) -> None:

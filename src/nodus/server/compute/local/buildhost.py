@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
@@ -22,11 +23,15 @@ from nodus.server.compute.local.sandbox import SandboxError, SandboxProcess, lau
 from nodus.server.compute.local.sandboxspec import MIB, SandboxSpec
 from nodus.server.sources.base import RESERVE_BYTES
 from nodus.server.sources.guard import Guard
+from nodus.server.trees import TreeRefused, entries
+
+log = logging.getLogger(__name__)
 
 _SOCKET = "/run/nodus/net.sock"
 _DOOR = "/opt/nodus/netdoor.py"
 _RUNNER = "/opt/nodus/nodus/grader"
 _LOOK_EVERY_S = 0.5
+_MOST_ENTRIES = 500_000
 _CERTIFICATES = ("/etc/ssl/certs", "/etc/pki", "/etc/ca-certificates")
 _CERTIFICATE_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 _PASSED = ("HF_ENDPOINT",)
@@ -86,6 +91,7 @@ class LocalBuilds:
                 code = process.kill_tree()
                 if process.usage().oom_kills and not broke:
                     broke = f"it needed more than {command.memory_bytes // MIB} MiB of memory"
+                broke = broke or _excess(command)  # what it made since the last look
             finally:
                 process.kill_tree()
         except (SandboxError, OSError) as error:
@@ -143,14 +149,21 @@ class _Watch:
         return self._broke
 
     def _watch(self) -> None:
+        try:
+            self._look()
+        except Exception as error:  # whatever it is: without its limits nothing may run on
+            log.exception("a build can't be watched")
+            self._stop(f"a fault of the server: {type(error).__name__} while it was watched")
+
+    def _look(self) -> None:
         deadline = time.monotonic() + self._command.timeout_s
         while not self._ended.wait(_LOOK_EVERY_S):
             if self._stopping.is_set():
                 return self._stop("it was told to stop")
             if time.monotonic() > deadline:
                 return self._stop(f"it took longer than {self._command.timeout_s:g} s")
-            if _size(self._command.writable.values()) > self._command.disk_bytes:
-                return self._stop(f"it wrote more than {self._command.disk_bytes / 1e9:.1f} GB")
+            if excess := _excess(self._command):
+                return self._stop(excess)
             for directory in self._command.writable.values():
                 if shutil.disk_usage(directory).free < RESERVE_BYTES:
                     return self._stop("the server's disk is nearly full")
@@ -160,15 +173,29 @@ class _Watch:
         self._process.interrupt()
 
 
+def _excess(command: BuildCommand) -> str:
+    """Return which bound the command's directories break, in words; empty for none."""
+    try:
+        size = _size(command.writable.values())
+    except TreeRefused as error:
+        return str(error)
+    return f"it wrote more than {command.disk_bytes / 1e9:.1f} GB" if size > command.disk_bytes else ""
+
+
 def _size(directories: Iterable[Path]) -> int:
+    """Return the size of all files as it is on the disk or, where it is more, as readers see it: holes take time too.
+
+    Raises:
+        TreeRefused: There are too many, or they are nested too deep.
+    """
     total = 0
     for root in directories:
-        for directory, _, files in os.walk(root):
-            for name in files:
-                try:
-                    total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-                except OSError:
-                    continue  # gone meanwhile
+        for entry in entries(root, _MOST_ENTRIES):
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # gone meanwhile
+            total += max(found.st_size, found.st_blocks * 512)
     return total
 
 

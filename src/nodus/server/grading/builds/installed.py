@@ -9,18 +9,20 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from nodus.core.digests import digest_of
 from nodus.server.grading.builds.base import BuildFailed
+from nodus.server.trees import entries
 
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_MODULES = ("__pycache__", "bin", "share", "include", "etc", "lib", "scripts", "tests", "test", "docs", "examples")
 _BYTECODE = (".pyc", ".pyo")
 _RECORD_BYTES = 8 * 1024 * 1024
+_BLOCK_BYTES = 1024 * 1024
 
 
 def module_of(site: Path, package: str) -> str:
@@ -76,7 +78,7 @@ def _brought(site: Path, package: str) -> list[str]:
 
 def drop_locks(cache: Path) -> None:
     """Remove lock files that libraries left: nothing holds them any more."""
-    for path in _files(cache):
+    for path in list(_files(cache)):
         if path.name.endswith(".lock"):
             path.unlink(missing_ok=True)
 
@@ -88,37 +90,66 @@ def drop_bytecode(site: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def tree_digest(root: Path) -> str:
+def _nothing() -> None:
+    """Go on."""
+
+
+def tree_digest(root: Path, check: Callable[[], None] = _nothing) -> str:
     """Return a digest of all files, links and executable bits below a directory, by their paths.
 
     Compiled modules count for nothing: they are made here, from the sources.
+
+    Args:
+        root: The directory.
+        check: Called again and again meanwhile; what it raises ends this.
+
+    Raises:
+        TreeRefused: Directories are nested too deep.
     """
-    entries: list[tuple[str, str | bool, str]] = []
+    listed: list[tuple[str, str | bool, str]] = []
     for path in sorted(path for path in _files(root) if path.suffix not in _BYTECODE):
         relative = os.fsencode(path.relative_to(root)).decode("utf-8", "surrogateescape").encode("utf-8", "replace")
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
-            entries.append((relative.decode(), "link", os.fsencode(os.readlink(path)).decode("utf-8", "replace")))
+            listed.append((relative.decode(), "link", os.fsencode(os.readlink(path)).decode("utf-8", "replace")))
         elif stat.S_ISREG(found.st_mode):
-            entries.append((relative.decode(), bool(found.st_mode & stat.S_IXUSR), _sha256(path)))
-    return digest_of(entries)
+            listed.append((relative.decode(), bool(found.st_mode & stat.S_IXUSR), _sha256(path, check)))
+    return digest_of(listed)
 
 
-def mentions(root: Path, text: bytes) -> bool:
-    """Tell whether a Python source below a directory holds a text."""
+def mentions(root: Path, text: bytes, check: Callable[[], None] = _nothing) -> bool:
+    """Tell whether a Python source below a directory holds a text; ``check`` is as for :func:`tree_digest`."""
     return any(
-        path.suffix == ".py" and stat.S_ISREG(path.lstat().st_mode) and text in path.read_bytes()
+        path.suffix == ".py" and stat.S_ISREG(path.lstat().st_mode) and _holds(path, text, check)
         for path in _files(root)
     )
 
 
+def _holds(path: Path, text: bytes, check: Callable[[], None]) -> bool:
+    end = b""
+    for block in _blocks(path, check):
+        if text in end + block:
+            return True
+        end = (end + block)[-len(text) + 1 :]  # a text may begin in one block and end in the next
+    return False
+
+
 def _files(root: Path) -> Iterator[Path]:
     """Yield files and links, not going through links."""
-    for directory, names, files in os.walk(root):
-        yield from (Path(directory, name) for name in files)
-        yield from (Path(directory, name) for name in names if os.path.islink(os.path.join(directory, name)))
+    return (Path(entry.path) for entry in entries(root) if not entry.is_dir(follow_symlinks=False))
 
 
-def _sha256(path: Path) -> str:
+def _blocks(path: Path, check: Callable[[], None]) -> Iterator[bytes]:
+    """Yield a file's content in pieces that fit into memory."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        check()
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+            check()
+
+
+def _sha256(path: Path, check: Callable[[], None]) -> str:
+    digest = hashlib.sha256()
+    for block in _blocks(path, check):
+        digest.update(block)
+    return digest.hexdigest()

@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import Any
 from nodus.core.digests import digest_of
 from nodus.server.files import sync_directory, sync_filesystem
 from nodus.server.grading.builds.base import Build, Built
+from nodus.server.trees import entries, remove_tree
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _FACTS = "build.json"
@@ -73,6 +73,7 @@ class BuildStore:
 
         Raises:
             OSError: The disk is full or out of order.
+        TreeRefused: Directories are nested too deep.
         """
         digest = digest_of(built.content)
         size = _settle(work)
@@ -90,7 +91,7 @@ class BuildStore:
                 raise
             with contextlib.suppress(OSError):
                 os.utime(target / _FACTS)  # used again: a sweep must not take it before an Image names it
-            shutil.rmtree(work, ignore_errors=True)
+            remove_tree(work)
         sync_directory(self.root)
         found = self.find(digest)
         assert found is not None
@@ -102,11 +103,11 @@ class BuildStore:
 
     def forget_log(self, uid: str) -> None:
         """Remove the log of an Image's build."""
-        shutil.rmtree(self.log_directory(uid), ignore_errors=True)
+        remove_tree(self.log_directory(uid))
 
     def clear_work(self) -> None:
-        """Remove what builds of a server that was killed have left."""
-        shutil.rmtree(self.root / "making", ignore_errors=True)
+        """Remove what builds of a server that was killed have left; what can't be removed stays and does no harm."""
+        remove_tree(self.root / "making")
 
     def unused(self, keep_s: float) -> list[str]:
         """Return the digests (hex) of builds that were neither made nor used again within ``keep_s``."""
@@ -129,7 +130,7 @@ class BuildStore:
                 build.directory.rename(gone)  # at once: a directory half removed must not look like a build
                 freed += build.size_bytes
         for gone in self.root.glob(".gone-*"):
-            shutil.rmtree(gone, ignore_errors=True)
+            remove_tree(gone)
         return freed
 
     def _all(self) -> Iterator[Path]:
@@ -164,18 +165,16 @@ def _settle(root: Path) -> int:
     but a sandbox, where they lead to nothing that was not mounted.
     """
     size = 0
-    for directory, _, files in os.walk(root):
-        os.chmod(directory, 0o755)
-        for name in files:
-            path = os.path.join(directory, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISLNK(mode):
-                continue
-            if not stat.S_ISREG(mode):
-                os.unlink(path)
-                continue
-            os.chmod(path, 0o755 if mode & stat.S_IXUSR else 0o644)
-            size += os.lstat(path).st_size
+    os.chmod(root, 0o755)
+    for entry in entries(root):
+        found = entry.stat(follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            os.chmod(entry.path, 0o755)
+        elif stat.S_ISREG(found.st_mode):
+            os.chmod(entry.path, 0o755 if found.st_mode & stat.S_IXUSR else 0o644)
+            size += found.st_size
+        elif not stat.S_ISLNK(found.st_mode):
+            os.unlink(entry.path)
     sync_filesystem(root)
     return size
 

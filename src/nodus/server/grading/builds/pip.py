@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from nodus.server.compute.builds import GIB, BuildCommand, BuildEnded, BuildHost
 from nodus.server.grading.builds import installed, pipfailures
 from nodus.server.grading.builds.base import BuildFailed, BuildStopped, Built, Order, Report
 from nodus.server.grading.environments import GRADER_PROTOCOL
+from nodus.server.trees import remove_tree
 
 MIB = 1024 * 1024
 DISK_BYTES = 4 * GIB
@@ -56,7 +56,7 @@ _PIP_ALONE = (*_PYTHON, "-c", _ALONE)
 not hold for local files, nor for what a dependency names by its address."""
 _QUIET = ("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar", "off", "--no-color")
 _RETRIES = ("--retries", "2", "--log", "/build/pip.log")
-_REPORT_BYTES = 64 * MIB
+_REPORT_BYTES = 4 * MIB
 _CONSTRAINTS_INSIDE = "/opt/pip/constraints.txt"
 _CONSTRAINTS = "verifiers<0.4\n"
 """Packages of environments say which version they need at least, and later ones have dropped what they build on."""
@@ -111,18 +111,19 @@ class PipRecipe:
         packages = job.install(wheel)
         loader = job.loader()
         facts = job.load(loader)
-        shutil.rmtree(work / "build", ignore_errors=True)
+        remove_tree(work / "build")
         (work / "constraints.txt").unlink(missing_ok=True)
         report.say("hashing what was built")
         counts = ", ".join(f"{count} {split}" for split, count in sorted(dict(facts["splits"]).items(), reverse=True))
         installed.drop_locks(work / "cache")
         content = {
             "recipe": "pip", "protocol": GRADER_PROTOCOL, "python": self._host.python(), "loader": loader,
-            "site": installed.tree_digest(work / "site"), "cache": installed.tree_digest(work / "cache"),
+            "site": installed.tree_digest(work / "site", report.check),
+            "cache": installed.tree_digest(work / "cache", report.check),
         }  # fmt: skip
         kept = {
             "loader": loader, "python": ".".join(map(str, sys.version_info[:2])),
-            "runsCode": installed.mentions(work / "site", b"nodus.grader.code"), "info": facts,
+            "runsCode": installed.mentions(work / "site", b"nodus.grader.code", report.check), "info": facts,
         }  # fmt: skip
         report.say(f"{str(facts.get('kind'))[:40]}: {counts[:80]} tasks")
         return Built(content, kept, packages)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Protocol
 from nodus.core.clock import Clock, SystemClock
 from nodus.server.grading.builds.base import Build, BuildFailed, BuildStopped, Order, Recipe, Report, Step
 from nodus.server.grading.builds.keeping import BuildStore
+from nodus.server.trees import TreeRefused, remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Builds:
         self._closed = False
 
     async def start(self) -> None:
-        """Remove what builds of a server that was killed have left."""
+        """Remove what builds of a server that was killed have left; the server starts whatever they are."""
         await asyncio.to_thread(self.store.clear_work)
 
     async def close(self) -> None:
@@ -182,6 +182,9 @@ class Builds:
         except BuildFailed as failure:
             running.failure = failure  # first: whatever becomes of the report, the build has ended
             _fail(report, failure.message)
+        except TreeRefused as error:
+            _fail(report, str(error))
+            running.failure = BuildFailed(f"what was built can't be kept: {error}", "Nest directories less deep.")
         except OSError as error:
             fix = "Look at the server's disk and its log; it is tried again."
             running.failure = BuildFailed(f"the server could not build: {error}", fix, transient=True)
@@ -208,7 +211,7 @@ class Builds:
             report.write(f"== built {build.digest}, {build.size_bytes / 1e6:.1f} MB\n")
             return build
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_tree(work)
 
 
 def _fail(report: Report, message: str) -> None:
