@@ -30,7 +30,9 @@ from nodus.core.digests import digest_of
 from nodus.server.compute.builds import GIB, BuildCommand, BuildEnded, BuildHost, BuildNotStarted, PipSettings
 from nodus.server.grading.builds import installed, pipfailures
 from nodus.server.grading.builds.base import BuildFailed, BuildStopped, Built, Order, Report
+from nodus.server.grading.builds.facts import checked_info
 from nodus.server.grading.environments import GRADER_PROTOCOL
+from nodus.server.grading.verdicts import storable
 from nodus.server.trees import remove_tree
 
 MIB = 1024 * 1024
@@ -114,7 +116,7 @@ class PipRecipe:
         remove_tree(work / "build")
         (work / "constraints.txt").unlink(missing_ok=True)
         report.say("hashing what was built")
-        counts = ", ".join(f"{count} {split}" for split, count in sorted(dict(facts["splits"]).items(), reverse=True))
+        counts = ", ".join(f"{count} {split}" for split, count in sorted(facts["splits"].items(), reverse=True))
         installed.drop_locks(work / "cache")
         content = {
             "recipe": "pip", "protocol": GRADER_PROTOCOL, "python": self._host.python(), "loader": loader,
@@ -125,7 +127,7 @@ class PipRecipe:
             "loader": loader, "python": ".".join(map(str, sys.version_info[:2])),
             "runsCode": installed.mentions(work / "site", b"nodus.grader.code", report.check), "info": facts,
         }  # fmt: skip
-        report.say(f"{str(facts.get('kind'))[:40]}: {counts[:80]} tasks")
+        report.say(f"{facts.get('kind', 'no kind')[:40]}: {counts[:80]} tasks")
         return Built(content, kept, packages)
 
 
@@ -241,7 +243,7 @@ class _Job:
         ended, said = self._run(command)
         answer = _answer(said)
         if "splits" in answer and ended.code == 0 and not ended.broke:
-            return answer
+            return checked_info(answer)
         raise pipfailures.of_load(loader, ended, str(answer.get("refused") or ""), said)
 
     def _own_index(self) -> PipSettings:
@@ -323,7 +325,8 @@ def _packages(path: Path) -> dict[str, str]:
     try:
         report = json.loads(_read(path))
         found = {
-            str(item["metadata"]["name"])[:100]: str(item["metadata"]["version"])[:60] for item in report["install"]
+            storable(item["metadata"]["name"], 100): storable(item["metadata"]["version"], 60)
+            for item in report["install"]
         }
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
