@@ -93,7 +93,7 @@ def test_a_build_outlives_the_server_it_began_on(server: Started, nodus: Run, in
 
     eventually(lambda: loading(), timeout_s=60)
     assert "env-words-1.0.0" in nodus("get", "images")
-    assert "building image env-words-1.0.0: load" in nodus("get", "environment/words", "-o", "wide")
+    eventually(lambda: "building image env-words-1.0.0: load" in nodus("get", "environment/words", "-o", "wide"))
     os.kill(server.pid, signal.SIGKILL)
     index.files["wait"] = ("wait", b"go on")
     port = int(server.url.rsplit(":", 1)[1])

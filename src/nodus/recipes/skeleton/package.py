@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from nodus.core.errors import NodusError
+from nodus.core.errors import Invalid
 from nodus.recipes.skeleton.kinds import KINDS, Form
 
 VERSION = "1.0.0"
@@ -76,10 +76,8 @@ python -c 'from nodus.recipes import rl; rl.train("$name@$version", max_cost=2).
 """)
 
 
-class SkeletonRefused(NodusError):
+class SkeletonRefused(Invalid):
     """No skeleton is written: the name can't be one, or something is there already."""
-
-    reason, status = "Invalid", 422
 
 
 @dataclass(frozen=True, slots=True)

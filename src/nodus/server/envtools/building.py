@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodus.core.errors import NodusError, NotFound
+from nodus.core.errors import Invalid, NodusError, NotFound
 
 MANIFEST = "environment.yaml"
 MIB = 1024 * 1024
@@ -31,7 +31,7 @@ class BuildFailed(NodusError):
         log: The end of what the step said.
     """
 
-    reason, status = "EnvironmentBuildFailed", 422
+    reason, status = "EnvironmentPackageFailed", 422
 
     def __init__(self, message: str, *, fix: str | None = None, step: str = "package", log: str = "") -> None:
         super().__init__(message, fix=fix)
@@ -39,10 +39,8 @@ class BuildFailed(NodusError):
         self.log = log
 
 
-class NoEnvironment(NodusError):
+class NoEnvironment(Invalid):
     """What is there is no environment at all."""
-
-    reason, status = "Invalid", 422
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from nodus.core.errors import NodusError
+from nodus.core.errors import GraderFailed
 from nodus.server.compute.local.graders import LocalGraders
 from nodus.server.envtools.subjects import Subject
 from nodus.server.grading.manifests import MemoryManifests
 from nodus.server.grading.service import GradingService
 
 
-class NoSandbox(NodusError):
+class NoSandbox(GraderFailed):
     """This machine can't isolate untrusted code, so none is run."""
-
-    reason, status = "GraderFailed", 422
 
 
 @contextlib.asynccontextmanager
