@@ -49,9 +49,8 @@ def reward(completion, answer):
 """
 PRICES = "compute: {CPU: '3.60'}\ngrading: '0.36'\n"
 """A thousandth of a dollar a second of a core, a tenth of that for graders: everything here costs something."""
-# Breaks on a model's replies only: an Environment whose reward fails on what the check tries never becomes Ready.
-_CHECKED = "len(completion) < 2 or 'boxed' in completion or completion.startswith(('<answer>', '#### '))"
-BROKEN = BUNDLE.replace("time.sleep(0.1)", f"assert {_CHECKED}, 'the answers are lost'")
+# Breaks on replies only: an Environment whose reward fails on its own answers never becomes Ready.
+BROKEN = BUNDLE.replace("time.sleep(0.1)", "assert len(completion) < 2, 'the answers are lost'")
 
 
 class Client:

@@ -82,10 +82,10 @@ async def test_catalog_environment_lists_what_it_declares_and_grades(
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): return c[0] == a", "grade", "an empty reply"),
         ("def tasks(s): return [('p' + s, 'a')]\ndef reward(c, a): raise KeyError(c)", "grade", "its own answer"),
         (
-            "def tasks(s): return [('p' + s, 'a')]\n"
+            "def tasks(s): return [('<answer>' + s, 'a')]\n"
             "def reward(c, a): return {'a': 1}[c[8:]] if c.startswith('<answer>') else None",
             "grade",
-            "the reply '<answer>a</answer>' to 'ptest': reward raised KeyError: 'a</answer>'\nTraceback",
+            "the reply '<answer>a</answer>' to '<answer>test': reward raised KeyError: 'a</answer>'\nTraceback",
         ),
         ("def tasks(s): raise OSError('disk')\ndef reward(c, a): return 1", "tasks", "OSError: disk"),
         ("def tasks(s): return []\ndef reward(c, a): return 1", "tasks", "are both empty"),

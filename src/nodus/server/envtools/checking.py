@@ -15,7 +15,7 @@ from nodus.server.envtools.local import grading
 from nodus.server.envtools.subjects import Subject
 from nodus.server.grading.environments import EnvironmentLibrary, ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
-from nodus.server.grading.replies import right_replies
+from nodus.server.grading.replies import as_asked, as_reply, right_replies
 from nodus.server.grading.selfcheck import FIXED_TURNS, Checked, SelfCheckFailed, check
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict
@@ -163,7 +163,7 @@ _PASSED = {
     "libraries": "what it imports of the graders' libraries is there",
     "load": "it is an environment",
     "tasks": "listed twice in two processes, equal",
-    "grade": "an answer, also in the usual forms, and an empty reply",
+    "grade": "an answer, also in the tags that its prompt names, and an empty reply",
 }
 
 
@@ -183,7 +183,13 @@ def _tell(report: Report, checked: Checked, environment: ResolvedEnvironment) ->
         say(Line("note", "splits", "nothing is held out: there is no comparison before and after training"))
     if shared := checked.facts.get("shared"):
         say(Line("note", "shared", f"{shared} tasks of train have a held-out prompt, and were left out of train"))
-    say(Line("ok", "grade", f"an answer, also in the usual forms, and an empty reply, by {_grader(environment)}"))
+    say(
+        Line(
+            "ok",
+            "grade",
+            f"an answer, also in the tags that its prompt names, and an empty reply, by {_grader(environment)}",
+        )
+    )
     if checked.facts.get("episodes"):
         say(Line("ok", "step", "two turns played twice in two processes, equal"))
     say(Line("ok", "digest", checked.digest))
@@ -227,7 +233,15 @@ async def _grade(report: Report, service: GradingService, environment: ResolvedE
             found = f"one reply to task {one.task_id} was paid {one.reward} and {other.reward}; seed it from the task"
             report.lines.append(Line("FAIL", "reward", found))
             break
-    fault = next((pair for pair in zip(asked, first, strict=True) if pair[1].verdict == "InfrastructureFailure"), None)
+    fault = next(
+        (
+            ((task, reply), verdict)
+            for (task, reply), verdict in zip(asked, first, strict=True)
+            # what nobody asks for, such as a box around an expression that is evaluated, may be beyond a reward
+            if verdict.verdict == "InfrastructureFailure" and reply in ("", as_reply(task), *as_asked(task))
+        ),
+        None,
+    )
     if fault is not None:
         (task, reply), verdict = fault
         found = f"the reply {_quoted(reply)} to task {task.task_id} could not be graded: {verdict.reason}"

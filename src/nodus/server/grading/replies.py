@@ -28,6 +28,11 @@ def in_formats(task: Task, text: str) -> list[str]:
     return [*(f"<{tag}>{text}</{tag}>" for tag in tags), f"\\boxed{{{text}}}", f"#### {text}"]
 
 
+def as_asked(task: Task) -> list[str]:
+    """Return a task's answer in the tags that its prompt names: a reward that is asked for them parses them."""
+    return [f"<{tag}>{as_reply(task)}</{tag}>" for tag in dict.fromkeys(_TAG.findall(prompt_text(task)))]
+
+
 def right_replies(task: Task) -> list[str]:
     """Return what may be right: the task's answer, or what it holds under the usual names, plain and in every form."""
     found = [as_reply(task)] if task.answer is not None else []

@@ -2,9 +2,9 @@
 
 Run once for each version before the Environment becomes Ready, in sandboxes without network, like every run after it:
 the libraries that its sources import must be there; the tasks are listed in two processes and must be equal; an
-answer, plain and in the usual forms, and an empty reply are graded and must not raise. An environment with episodes
-also plays two fixed turns in two processes: what it says and pays must be equal, since every turn is played again from
-the start.
+answer, plain and in the tags that its prompt names, and an empty reply are graded and must not raise. An environment
+with episodes also plays two fixed turns in two processes: what it says and pays must be equal, since every turn is
+played again from the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nodus.server.grading.environments import ResolvedEnvironment
 from nodus.server.grading.episodes import Episode
 from nodus.server.grading.libraries import grader_facts
 from nodus.server.grading.manifests import Manifest, Task
-from nodus.server.grading.replies import as_reply, in_formats, right_replies
+from nodus.server.grading.replies import as_asked, as_reply
 from nodus.server.grading.service import GradingService
 from nodus.server.grading.verdicts import Completion, Verdict, storable
 
@@ -97,7 +97,7 @@ async def check(service: GradingService, name: str, spec: Mapping[str, Any], poo
         await _grade_replies(service, environment, task, pool_key, [as_reply(task), ""])
         if facts["episodes"]:
             await _play_twice(service, environment, task, pool_key)
-        await _grade_replies(service, environment, task, pool_key, _in_usual_forms(task))
+        await _grade_replies(service, environment, task, pool_key, as_asked(task)[:_MOST_REPLIES])
     finally:
         await service.release(pool_key)
     sizes = {split: len(manifest.tasks) for split, manifest in splits.items()}
@@ -184,12 +184,6 @@ async def listed(
             return await service.list_tasks(environment, split, _SEED, answers=False)
     except EnvironmentTasksFailed as error:
         raise SelfCheckFailed("tasks", error.message, str(error.details.get("traceback", ""))) from error
-
-
-def _in_usual_forms(task: Task) -> list[str]:
-    """Return a task's answer in the forms that rewards parse: many judge nothing but ``<answer>...</answer>``."""
-    answer = as_reply(task)
-    return list(dict.fromkeys([*in_formats(task, answer), *right_replies(task)]))[:_MOST_REPLIES]
 
 
 async def _grade_replies(
