@@ -6,7 +6,6 @@ Only the package's own file comes from elsewhere: it is made of the directory, b
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from nodus.server.envtools.building import BuildFailed, Facts, copy_sources, sou
 from nodus.server.grading.builds import Build, BuildStore, base
 from nodus.server.grading.builds.pip import PipRecipe
 from nodus.server.grading.environments import GRADER_PROTOCOL
+from nodus.server.trees import remove_tree
 
 CACHE = Path("~/.cache/nodus/environments")
 """Where built packages are kept, by the digest of their files; it may be removed at any time."""
@@ -67,7 +67,7 @@ def build_package(place: Path, facts: Facts, progress: Callable[[str], None]) ->
         log = said.decode(errors="replace")[-_LOG_CHARS:]
         raise BuildFailed(failure.message, fix=failure.fix or None, step=step, log=log) from failure
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        remove_tree(work)
 
 
 def _wheel(place: Path, target: Path) -> Path:
